@@ -1,0 +1,254 @@
+"""The door: Hydra's words and the sub-commands. Nothing here imports torch, so that mistakes are answered at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gradbench.config import CONF, UserError, register
+from gradbench.record import CellSpec
+
+MISTAKE, INTERRUPTED = 2, 130
+HYDRA_FLAGS = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc", "--version")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 (a cell has no result), 2 (a mistake), 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"gradbench: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    if any(word in HYDRA_FLAGS or word.startswith("--cfg=") for word in words):
+        return _hydra(words)
+    if words and words[0] in COMMANDS:
+        return COMMANDS[words[0]](words[1:])
+    if words and words[0] in ("-h", "--help"):
+        return _help()
+    return _run(words)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """A command's words, sorted."""
+
+    overrides: list[str]
+    hydra: list[str]
+    names: list[str]
+    options: argparse.Namespace
+
+
+def _sort(words: Sequence[str], parser: argparse.ArgumentParser) -> _Words:
+    """Tell overrides (`key=value`, `+key=value`, `~key`) and Hydra's own from names and options."""
+    parser.add_argument("-cd", "--config-dir", action="append", default=[], help="a further folder of YAML files")
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_intermixed_args(list(words))
+    overrides = [word for word in options.words if "=" in word or word.startswith("~")]
+    names = [word for word in options.words if word not in overrides]
+    ours = [word for word in overrides if not _is_hydra(word)]
+    return _Words(ours, [word for word in overrides if _is_hydra(word)], names, options)
+
+
+def _is_hydra(word: str) -> bool:
+    return word.lstrip("+~").startswith(("hydra.", "hydra/"))
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argparse parser whose mistakes are ours."""
+
+    def error(self, message: str) -> Any:
+        raise UserError(message)
+
+
+def _parser(name: str) -> _Parser:
+    return _Parser(prog=f"gradbench {name}".strip(), description=DESCRIPTIONS.get(name), allow_abbrev=False)
+
+
+def _no_names(words: _Words) -> None:
+    if words.names:
+        commands = ", ".join(COMMANDS)
+        raise UserError(f"{words.names[0]}: neither an override (key=value) nor a command ({commands})")
+
+
+def _grid(words: _Words) -> tuple[tuple[CellSpec, ...], tuple[str, ...], Any]:
+    """Return the cells that the words describe, what to tell about them, and Hydra's own node."""
+    from gradbench.sweep.compose import Composer  # Hydra's loader: half of the start-up time of --help
+    from gradbench.sweep.grid import expand
+
+    composer = Composer(words.options.config_dir)
+    hydra = composer.hydra(words.hydra)
+    grid = expand(composer, words.overrides, multirun=words.options.multirun)
+    return grid.cells, grid.notes, hydra
+
+
+def _settings(words: _Words) -> dict[str, Any]:
+    """Return the resolved config of a command that is not about one cell: where the runs are, the tracking store."""
+    from gradbench.sweep.compose import Composer, DoesNotApply
+
+    try:
+        return Composer(words.options.config_dir).cell(words.overrides)[0]
+    except DoesNotApply as error:
+        raise UserError(f"{error.key}: no such key") from error
+
+
+def _multirun(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("-m", "--multirun", action="store_true", help="several values: a grid of cells")
+    return parser
+
+
+def _run(argv: Sequence[str]) -> int:
+    words = _sort(argv, _multirun(_parser("")))
+    _no_names(words)
+    cells, notes, hydra = _grid(words)
+    from gradbench.sweep.run import run  # imports the launchers
+
+    command = ("python", "-m", "gradbench", *argv)
+    return run(cells, notes, hydra, command, Console(highlight=False))
+
+
+def _plan(argv: Sequence[str]) -> int:
+    parser = _multirun(_parser("plan"))
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    words = _sort(argv, parser)
+    _no_names(words)
+    cells, notes, _ = _grid(words)
+    from gradbench.sweep import folder, plan
+    from gradbench.sweep.vet import vet  # imports torch
+
+    done = folder.finished(Path(cells[0].config["runs"]), [cell.id for cell in cells])
+    vetted = vet(cells)
+    if words.options.json:
+        print(plan.as_json(vetted, done))
+        for note in notes:
+            print(note, file=sys.stderr)
+    else:
+        plan.show(Console(highlight=False), vetted, done, notes)
+    return 0
+
+
+def _status(argv: Sequence[str]) -> int:
+    parser = _parser("status")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--watch", action="store_true", help="refresh until every cell has ended")
+    words = _sort(argv, parser)
+    if len(words.names) > 1:
+        raise UserError(f"{' '.join(words.names)}: status shows one sweep; name one, or none for the newest")
+    from gradbench.sweep import folder, status, watch
+
+    sweep = folder.find(Path(_settings(words)["runs"]), words.names[0] if words.names else None)
+    if words.options.json:
+        print(status.as_json(sweep.name, status.of_sweep(sweep)))
+    else:
+        watch.show(sweep, Console(highlight=False), live=words.options.watch)
+    return 0
+
+
+def _rerun(argv: Sequence[str]) -> int:
+    parser = _parser("rerun")
+    parser.add_argument("--failed", action="store_true", help="every cell of the sweep that has no result")
+    parser.add_argument("--sweep", help="the sweep (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="what became of the cells as one JSON document on stdout")
+    words = _sort(argv, parser)
+    from gradbench.sweep import status
+    from gradbench.sweep.run import rerun  # imports the launchers
+
+    settings, options = _settings(words), words.options
+    console = Console(highlight=False, stderr=options.json)
+    sweep, statuses, code = rerun(settings, words.overrides, words.names, options.sweep, failed=options.failed, console=console)
+    if options.json:
+        print(status.as_json(sweep, statuses))
+    return code
+
+
+def _sync(argv: Sequence[str]) -> int:
+    words = _sort(argv, _parser("sync"))
+    _no_names(words)
+    from gradbench.sweep.folder import all_sweeps
+    from gradbench.tracking.uploader import sync  # imports mlflow
+
+    return 0 if sync(all_sweeps(Path(_settings(words)["runs"]))) else 1
+
+
+def _ui(argv: Sequence[str]) -> int:
+    parser = _parser("ui")
+    parser.add_argument("--port", type=int, default=5000)
+    words = _sort(argv, parser)
+    _no_names(words)
+    from gradbench.tracking.ui import ui
+
+    settings = _settings(words)
+    return ui(Path(settings["runs"]), settings["tracking"]["uri"], words.options.port)
+
+
+def _hydra(words: list[str]) -> int:
+    """Let Hydra answer what is Hydra's: --cfg, --info, shell completion."""
+    import hydra  # its decorator reads sys.argv
+
+    register()
+    sys.argv = [sys.argv[0], *words]
+    hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda _cfg: None)()
+    return 0
+
+
+def _help() -> int:
+    from gradbench.sweep.compose import Composer
+
+    composer = Composer()
+    print(HELP)
+    for group in ("model", "optimizer", "strategy", "size"):
+        print(f"  {group:<12}{' '.join(composer.choices(group))}")
+    print("\nThe whole config of a cell: python -m gradbench --cfg job. A command's options: gradbench status --help")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "plan": _plan,
+    "status": _status,
+    "rerun": _rerun,
+    "sync": _sync,
+    "ui": _ui,
+}
+
+DESCRIPTIONS = {
+    "plan": "Compose and list the cells of a command; submit nothing.",
+    "status": "Show every cell of a sweep (default: the newest) with its outcome or live state.",
+    "rerun": "Run the next attempt of the named cells, or of all without a result.",
+    "sync": "Send to the tracking server whatever it has not confirmed.",
+    "ui": "Start the MLflow UI on the store in use and print its address.",
+}
+
+HELP = """\
+gradbench: which optimizer and which memory strategy should train this model on these GPUs?
+
+  python -m gradbench [key=value ...]                              one cell, here
+  python -m gradbench -m 'optimizer=glob(*)' 'strategy=glob(*)'    the grid
+  python -m gradbench plan [-m] [key=value ...]                    what would run; submits nothing
+  python -m gradbench status [SWEEP] [--watch] [--json]            every cell's outcome or live state
+  python -m gradbench rerun CELL... | --failed [--sweep SWEEP]     the next attempt of just these
+  python -m gradbench sync                                         send what MLflow has not confirmed
+  python -m gradbench ui [--port N]                                browse the results in MLflow
+
+Keys: seed, size, precision (fp32, bf16), train.updates, train.batch_size, train.eval_every, optimizer.lr,
+strategy.*, model.*, data.*, gate.*, probe.*, tracking.uri, tracking.experiment, launch.workers, launch.threads,
+resources.gpus/cpus/mem_gb/time_min, runs (the folder of results), rerun=all (finished cells too),
+hydra/launcher=local. Choices, also as optimizer=sgd,adam or optimizer='glob(ada*)' with -m:
+"""

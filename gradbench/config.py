@@ -1,0 +1,173 @@
+"""The typed frame of a config; the families (model, data, optimizer, strategy) stay open.
+
+A family's schema is its constructor: its YAML lists every key, and Hydra's struct mode refuses any other. What no type
+can say (a learning rate is positive) is checked here, before anything is submitted and without importing torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+CONF = next(
+    folder for folder in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if folder.is_dir()
+)
+"""The YAML files: inside the package where a wheel was installed, beside it in a checkout."""
+
+FAMILIES = ("model", "data", "optimizer", "strategy")
+SCIENCE = ("model", "size", "data", "optimizer", "strategy", "precision", "train", "seed")
+"""What a cell is; everything else is how and where it runs."""
+
+PRECISIONS = ("fp32", "bf16")
+SIZES = ("tiny", "paper")
+
+
+class UserError(Exception):
+    """A mistake in a command or config: one line that names the key, the value, and what is allowed."""
+
+
+@dataclass
+class Train:
+    """The training budget of the baseline; a strategy's arm may derive another from it."""
+
+    updates: int = MISSING
+    batch_size: int = MISSING  # effective: samples per update
+    eval_every: int = MISSING  # updates between two evaluations; there is one before the first and after the last
+    warmup: int = 3  # updates at the start that no time statistic counts
+
+
+@dataclass
+class Gate:
+    """The validity gate: one untimed update beside plain backprop."""
+
+    enabled: bool = True
+    samples: int | None = None  # compare on at most so many; null: the whole effective batch
+
+
+@dataclass
+class Probe:
+    """What is measured beside the training."""
+
+    audit: bool = True  # exact bytes of one un-timed update, by category
+
+
+@dataclass
+class Tracking:
+    """Where MLflow's copy goes; `uri: null` is the store inside the runs folder."""
+
+    uri: str | None = None
+    experiment: str = "gradbench"
+
+
+@dataclass
+class Launch:
+    """How many at once."""
+
+    workers: int | None = None  # null: one per GPU, else as many as the cores carry
+    threads: int | None = None  # CPU threads of a cell; null: cores divided by workers
+
+
+@dataclass
+class Resources:
+    """What one cell asks for; null means no limit on a local worker."""
+
+    gpus: int = 1  # at most so many; a machine without a GPU runs on its CPU
+    cpus: int | None = None
+    mem_gb: float | None = None
+    time_min: float | None = None
+
+
+@dataclass
+class Frame:
+    """The whole config."""
+
+    seed: int = MISSING
+    size: str = MISSING
+    precision: str = MISSING
+    train: Train = field(default_factory=Train)
+    model: Any = MISSING
+    data: Any = MISSING
+    optimizer: Any = MISSING
+    strategy: Any = MISSING
+    gate: Gate = field(default_factory=Gate)
+    probe: Probe = field(default_factory=Probe)
+    tracking: Tracking = field(default_factory=Tracking)
+    launch: Launch = field(default_factory=Launch)
+    resources: Resources = field(default_factory=Resources)
+    runs: str = MISSING
+    rerun: str = "missing"  # missing | all
+
+
+def register() -> None:
+    """Make the frame known to Hydra as the config named `frame`."""
+    ConfigStore.instance().store("frame", Frame)
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a resolved config whose values make no sense in themselves."""
+    for key in config:
+        if key not in Frame.__dataclass_fields__:
+            raise UserError(f"{key}: no such key; allowed: {', '.join(sorted(Frame.__dataclass_fields__))}")
+    _choice("size", config["size"], SIZES)
+    _choice("precision", config["precision"], PRECISIONS)
+    _choice("rerun", config["rerun"], ("missing", "all"))
+    for key, least in (("updates", 1), ("batch_size", 1), ("eval_every", 1), ("warmup", 0)):
+        _at_least(f"train.{key}", config["train"][key], least)
+    if not 0 <= config["seed"] < 2**32:
+        raise UserError(f"seed={config['seed']}: must be between 0 and 2**32 - 1")
+    for key in ("workers", "threads"):
+        if config["launch"][key] is not None:
+            _at_least(f"launch.{key}", config["launch"][key], 1)
+    for key, value in config["resources"].items():
+        if value is not None and value < 0:
+            raise UserError(f"resources.{key}={value}: must not be negative")
+    _learning_rate(config["optimizer"])
+
+
+def _learning_rate(optimizer: Mapping[str, Any]) -> None:
+    if "lr" not in optimizer:
+        raise UserError("optimizer.lr is missing: every optimizer's YAML has it, so that sweeps can name it")
+    value = optimizer["lr"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"optimizer.lr={'null' if value is None else value}: must be a number")
+    if not 0 < value < float("inf"):
+        raise UserError(f"optimizer.lr={value}: must be positive and finite")
+
+
+def _choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{key}={value}: must be one of {', '.join(allowed)}")
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{key}={value}: must be {least} or more")
+
+
+def science(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a resolved config that makes the cell what it is."""
+    return {key: config[key] for key in SCIENCE}
+
+
+def cell_id(scientific: Mapping[str, Any]) -> str:
+    """Return the first 12 hex digits of the SHA-256 of the canonical JSON of `scientific`."""
+    text = json.dumps(_canonical(scientific), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> Any:
+    """Give two spellings of one value (1 and 1.0, 1e-1 and 0.1) one form."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

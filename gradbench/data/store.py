@@ -1,0 +1,91 @@
+"""A folder for what is costly to make and cheap to read: arrays, kept under the hash of what they were made from."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+
+
+def cached(cache: Path | None, name: str, key: str, build: Callable[[], Arrays]) -> Arrays:
+    """Return what `build` returns, from `<cache>/<name>-<key>.npz` where that file exists and is whole.
+
+    Any number of processes may ask at once: one builds, the others wait for it. Without a cache all of them build.
+    """
+    if cache is None:
+        return build()
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{name}-{key[:16]}.npz"
+    arrays = _read(path)
+    if arrays is not None:
+        return arrays
+    with _lock(path.with_suffix(".lock")):
+        arrays = _read(path)
+        if arrays is None:
+            arrays = build()
+            _write(path, arrays)
+    return arrays
+
+
+def key_of(*parts: str | bytes | int | float | None) -> str:
+    """Return the SHA-256 of `parts`, in their order and with their borders."""
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else repr(part).encode()
+        digest.update(f"{type(part).__name__} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def sha256_of_arrays(arrays: Mapping[str, Array]) -> str:
+    """Return the SHA-256 of arrays: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Arrays | None:
+    """Return the arrays of a file, None where it is absent, torn or damaged (the format has checksums)."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except _UNREADABLE:
+        return None
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    """Write so that `path` holds all of it or what it held before."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock that the kernel releases when its holder dies, however it dies."""
+    with path.open("ab") as file:
+        # Some cluster file systems refuse locks. Then several may build, and the last rename wins: slower, never wrong.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,138 @@
+"""The training loop: updates in, records out. It logs nothing and measures nothing but what the records hold."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gradbench.probe.timer import FinishedStep, PhaseTimer
+from gradbench.record import Batch, EvalRecord, Loss, StepRecord, UpdateRecord
+from gradbench.strategy.base import Strategy
+
+
+class Diverged(Exception):
+    """The loss or the gradient became NaN or infinite."""
+
+    def __init__(self, update: int, what: str) -> None:
+        """Say at which update, and what."""
+        super().__init__(f"{what} at update {update}")
+        self.update = update
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The held-out set and when to look at it."""
+
+    batches: list[Batch]
+    every: int  # updates
+
+    def due(self, update: int, updates: int) -> bool:
+        """Tell whether an evaluation follows `update`: every so many, and after the last."""
+        return update % self.every == 0 or update == updates
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """An update that was launched and not yet read back."""
+
+    update: int
+    record: UpdateRecord
+    lr: float
+    times: FinishedStep
+
+
+@dataclass
+class Loop:
+    """Everything one training needs; iterate over `run`."""
+
+    model: nn.Module
+    strategy: Strategy
+    loss: Loss
+    timer: PhaseTimer
+    evaluation: Evaluation
+    updates: int
+    warmup: int  # updates
+    device: torch.device
+
+    def run(self, batches: Iterator[Batch]) -> Iterator[StepRecord | EvalRecord]:
+        """Train for `updates` updates, yielding a record of each and of every evaluation, one before the first.
+
+        On a GPU an update is read back after the next one was launched, so that the device never waits for the host.
+
+        Raises:
+            Diverged: after the record of the update whose loss or gradient is not finite.
+        """
+        pending: list[_Pending] = []
+        lag = 1 if self.device.type == "cuda" else 0
+        yield self.evaluate(0)
+        for update in range(1, self.updates + 1):
+            pending.append(self._launch(update, batches))
+            due = self.evaluation.due(update, self.updates)
+            while len(pending) > (0 if due else lag):
+                yield from self._read(pending.pop(0))
+            if due:
+                yield from self._evaluate(update)
+
+    def _launch(self, update: int, batches: Iterator[Batch]) -> _Pending:
+        self.timer.start_step()
+        with self.timer("data"):
+            batch = to_device(next(batches), self.device)
+        record = self.strategy.update(batch)
+        lr = float(self.strategy.optimizers[0].param_groups[0]["lr"])
+        return _Pending(update, record, lr, self.timer.end_step())
+
+    def _read(self, pending: _Pending) -> Iterator[StepRecord]:
+        done, times = pending.record, pending.times.read()
+        loss = float(done.loss_sum) / done.tokens if done.tokens else math.nan
+        norm = None if done.grad_norm is None else float(done.grad_norm)
+        yield StepRecord(
+            update=pending.update,
+            t_unix_s=time.time(),
+            loss=loss,
+            grad_norm=norm,
+            lr=pending.lr,
+            samples=done.samples,
+            tokens=done.tokens,
+            micro_batches=done.micro_batches,
+            forwards=done.forwards,
+            backwards=done.backwards,
+            step_s=times.step_s,
+            data_s=times.data_s,
+            forward_s=times.forward_s,
+            backward_s=times.backward_s,
+            optimizer_s=times.optimizer_s,
+            warmup=pending.update <= self.warmup,
+        )
+        for what, value in (("loss", loss), ("gradient norm", norm)):
+            if value is not None and not math.isfinite(value):
+                raise Diverged(pending.update, f"{what} is {value}")
+
+    def _evaluate(self, update: int) -> Iterator[EvalRecord]:
+        record = self.evaluate(update)
+        yield record
+        if not math.isfinite(record.loss):
+            raise Diverged(update, f"held-out loss is {record.loss}")
+
+    def evaluate(self, update: int) -> EvalRecord:
+        """Return the held-out loss per live token, in eval mode; training mode and random state are left as found."""
+        start = time.perf_counter()
+        self.model.eval()
+        total, tokens, samples = torch.zeros((), dtype=torch.float64), 0, 0
+        with torch.no_grad():
+            for batch in self.evaluation.batches:
+                total += self.loss(self.model, to_device(batch, self.device)).double().cpu()
+                tokens += self.loss.count(batch)
+                samples += len(batch["labels"])
+        self.model.train()
+        seconds = time.perf_counter() - start
+        return EvalRecord(update, time.time(), float(total) / tokens, samples, tokens, seconds)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return `batch` on `device`; nothing is copied where it is there already."""
+    return {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}

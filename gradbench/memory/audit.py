@@ -1,0 +1,60 @@
+"""The audit: exact bytes of one real, un-timed update, by category.
+
+Every tensor that an operation makes is followed from its birth to its release, on a CPU and a GPU alike (a GPU's are
+rounded up to the 512 bytes that its allocator hands out). Not seen: workspaces inside one operation, fragmentation of
+the allocator, the CUDA context, and what a strategy keeps for itself outside model and optimizers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from accelerate import Accelerator
+from torch import nn
+
+from gradbench.memory.tracker import Tracker
+from gradbench.record import Batch, Loss, MakeOptimizer, MemoryRecord
+from gradbench.rng import rng_preserved
+from gradbench.strategy.base import Strategy
+
+
+def audit(
+    build: Callable[[], nn.Module],
+    strategy: Strategy,
+    make_optimizer: MakeOptimizer,
+    loss: Loss,
+    accelerator: Accelerator,
+    batch: Batch,
+) -> MemoryRecord:
+    """Return the bytes at the peak of the second update: optimizers allocate their state lazily in the first.
+
+    `build` makes the model on its device and in train mode. `strategy` is not attached, a copy of it is. Random state
+    is left as found and what was made is freed, so audits in one process do not see each other.
+
+    Raises:
+        torch.OutOfMemoryError: the update does not fit the device.
+    """
+    with rng_preserved():
+        try:
+            return _second_update(build(), copy.deepcopy(strategy), make_optimizer, loss, accelerator, batch)
+        finally:
+            accelerator.free_memory()
+
+
+def _second_update(
+    model: nn.Module,
+    strategy: Strategy,
+    make_optimizer: MakeOptimizer,
+    loss: Loss,
+    accelerator: Accelerator,
+    batch: Batch,
+) -> MemoryRecord:
+    batch = {key: tensor.to(accelerator.device) for key, tensor in batch.items()}
+    tracker = Tracker()
+    strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
+    strategy.update(batch)
+    tracker.follow(model, strategy.optimizers, batch)
+    with tracker:
+        strategy.update(batch)
+    return tracker.record(accelerator.device)

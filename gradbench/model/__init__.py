@@ -1,0 +1,1 @@
+"""Models: one module each, whose `build` makes it in train mode, and the one loss of them all."""

@@ -1,0 +1,124 @@
+"""Make a Hugging Face transformer: at random from its settings, or with the weights of a checkpoint.
+
+Attention is always PyTorch's `scaled_dot_product_attention`, weights are always fp32, and only safetensors are read:
+a pickle can run code, and so can a checkpoint's own Python, which is never trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedConfig, PreTrainedModel
+
+ATTENTION = "sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the weights come from: the current random state, or a checkpoint (hub id or local folder)."""
+
+    pretrained: bool = False
+    checkpoint: str | None = None
+    key: str = "model.checkpoint"  # what the user calls it
+
+
+def make(
+    kind: type[PreTrainedModel],
+    shape: Mapping[str, Any],
+    own: Mapping[str, Any],
+    source: Source,
+    fresh: str | None = None,
+) -> PreTrainedModel:
+    """Return a `kind` in train mode.
+
+    Args:
+        kind: The class of the model.
+        shape: Settings that a checkpoint must share.
+        own: Settings that are ours whatever the checkpoint says.
+        source: Where the weights come from.
+        fresh: Prefix of the parameters that are drawn at random even when pretrained (a new head).
+
+    Raises:
+        ValueError: In one line, when the checkpoint can't be read, has another shape, or lacks weights.
+    """
+    if source.pretrained:
+        model = _load(kind, shape, own, source, fresh)
+    else:
+        model = kind(kind.config_class(**shape, **own, attn_implementation=ATTENTION))
+    return model.train()
+
+
+def require_multiple(key: str, value: int, of_key: str, of: int) -> None:
+    """Raise a ValueError of one line unless `value` is a multiple of `of`."""
+    if of < 1 or value % of:
+        raise ValueError(f"{key}={value}: must be a multiple of {of_key}={of}")
+
+
+def require_probability(key: str, value: float) -> None:
+    """Raise a ValueError of one line unless `value` can be a dropout probability."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{key}={value}: must be at least 0 and below 1")
+
+
+def _load(
+    kind: type[PreTrainedModel], shape: Mapping[str, Any], own: Mapping[str, Any], source: Source, fresh: str | None
+) -> PreTrainedModel:
+    name = _readable(source)
+    try:
+        config = kind.config_class.from_pretrained(name, **own)
+        _require_shape(config, shape, source)
+        model, info = kind.from_pretrained(
+            name,
+            config=config,
+            attn_implementation=ATTENTION,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{source.key}={source.checkpoint}: cannot be loaded: {_first_line(error)}") from error
+    _require_weights(info, fresh, source)
+    return model
+
+
+def _readable(source: Source) -> str:
+    """Return the checkpoint as `from_pretrained` wants it, after what can be told without opening it."""
+    if not source.checkpoint:
+        raise ValueError(f"{source.key}=null: pretrained=true needs a hub id or a local folder")
+    folder = Path(source.checkpoint).expanduser()
+    if not folder.is_dir():
+        if source.checkpoint.startswith(("/", ".", "~")):
+            raise ValueError(f"{source.key}={source.checkpoint}: there is no such folder")
+        return source.checkpoint
+    if not (folder / "config.json").is_file():  # the library would go on with its default sizes
+        raise ValueError(f"{source.key}={source.checkpoint}: the folder holds no config.json")
+    if any(folder.glob("*.safetensors")):
+        return str(folder)
+    if any(folder.glob("*.bin")):
+        raise ValueError(f"{source.key}={source.checkpoint}: holds pickled weights only; *.safetensors are required")
+    raise ValueError(f"{source.key}={source.checkpoint}: the folder holds no weights (*.safetensors)")
+
+
+def _require_shape(config: PreTrainedConfig, shape: Mapping[str, Any], source: Source) -> None:
+    for key, ours in shape.items():
+        theirs = getattr(config, key)
+        same = ours.items() <= theirs.items() if isinstance(ours, Mapping) else ours == theirs
+        if not same:
+            raise ValueError(f"{source.key}={source.checkpoint}: its {key} is {theirs}, the config says {ours}")
+
+
+def _require_weights(info: Mapping[str, Any], fresh: str | None, source: Source) -> None:
+    absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    lacking = sorted(key for key in absent if fresh is None or not key.startswith(fresh))
+    if lacking:
+        raise ValueError(f"{source.key}={source.checkpoint}: lacks {len(lacking)} of the weights, such as {lacking[0]}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

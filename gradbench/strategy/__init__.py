@@ -1,0 +1,1 @@
+"""Memory strategies: how one update is computed."""

@@ -1,0 +1,74 @@
+"""Gradient accumulation: one optimizer step on the summed gradient of several micro-batches.
+
+At a fixed effective batch it changes memory and time, never the loss. Comparisons that let it see more data are other
+experiments, so they have names: the three arms of `Arm`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import ClassVar
+
+from accelerate import Accelerator
+from torch import nn
+
+from gradbench.record import Batch, CellSpec, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
+from gradbench.strategy.backprop import Backprop, split
+from gradbench.strategy.base import Strategy
+
+
+class Arm(enum.StrEnum):
+    """What is held equal to the baseline of batch B and U updates, with K micro-batches per update."""
+
+    SAME_BATCH = "same_batch"
+    """Effective batch B, micro-batch B/K, U updates: must match the baseline."""
+    SAME_MICRO_SAME_UPDATES = "same_micro_same_updates"
+    """Effective batch K B, micro-batch B, U updates: K times the samples."""
+    SAME_MICRO_SAME_SAMPLES = "same_micro_same_samples"
+    """Effective batch K B, micro-batch B, U/K updates: equal samples."""
+
+
+class Accumulation(Strategy):
+    """Token-normalised accumulation over `steps` micro-batches; a partial window is normalised by what it holds."""
+
+    exact: ClassVar[bool] = True
+    reorders: ClassVar[bool] = True
+
+    def __init__(self, steps: int = 4, arm: str = Arm.SAME_BATCH) -> None:
+        """Choose K = `steps` and the comparison."""
+        if steps < 1:
+            raise ValueError(f"strategy.steps={steps}: must be 1 or more")
+        if arm not in list(Arm):
+            raise ValueError(f"strategy.arm={arm}: must be one of {', '.join(Arm)}")
+        self.steps, self.arm = steps, Arm(arm)
+        self._full_window: int | None = None  # samples
+
+    def why_not(self, cell: CellSpec) -> str | None:
+        """Refuse more micro-batches than samples."""
+        batch_size = cell.science["train"]["batch_size"]
+        if self.arm is Arm.SAME_BATCH and self.steps > batch_size:
+            return f"strategy.steps={self.steps}: more micro-batches than train.batch_size={batch_size} has samples"
+        return None
+
+    def schedule(self, batch_size: int, updates: int) -> list[int]:
+        """Return the effective batches; the last one of `same_micro_same_samples` may be a partial window."""
+        self._full_window = batch_size if self.arm is Arm.SAME_BATCH else batch_size * self.steps
+        if self.arm is not Arm.SAME_MICRO_SAME_SAMPLES:
+            return [self._full_window] * updates
+        whole, rest = divmod(updates, self.steps)
+        return [self._full_window] * whole + ([batch_size * rest] if rest else [])
+
+    def attach(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, loss: Loss, accelerator: Accelerator, phase: PhaseMarker
+    ) -> None:
+        """Prepare plain backpropagation."""
+        self._backprop = Backprop(model, make_optimizer, loss, accelerator, phase)
+        self.optimizers = [self._backprop.optimizer]
+        self._world = accelerator.num_processes
+
+    def update(self, batch: Batch) -> UpdateRecord:
+        """Do one optimizer step on `batch`, cut into K micro-batches; a partial window has fewer, not smaller ones."""
+        samples = len(batch["labels"]) * self._world
+        window = self._full_window or samples
+        return self._backprop.update(split(batch, max(1, math.ceil(self.steps * samples / window))))

@@ -1,0 +1,85 @@
+"""Gradient checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174).
+
+Only the inputs of each block are kept; its inside is computed again in the backward pass. Always non-re-entrant (the
+re-entrant kind silently drops gradients of blocks whose inputs need none) and always with the random state preserved
+(otherwise dropout draws another mask and the gradient belongs to another network).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gradbench.record import Batch, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
+from gradbench.strategy.backprop import Backprop
+from gradbench.strategy.base import Strategy
+
+
+class Checkpointing(Strategy):
+    """Standard backpropagation that recomputes every `every_n_layers`-th block of each transformer in the model."""
+
+    exact: ClassVar[bool] = True
+
+    def __init__(self, every_n_layers: int = 1, preserve_rng_state: bool = True) -> None:
+        """Choose the blocks; `preserve_rng_state=False` is wrong under dropout, and there for the gate to catch."""
+        if every_n_layers < 1:
+            raise ValueError(f"strategy.every_n_layers={every_n_layers}: must be 1 or more")
+        self.every_n_layers, self.preserve_rng_state = every_n_layers, preserve_rng_state
+        self._passes = self._backwards = 0
+
+    def attach(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, loss: Loss, accelerator: Accelerator, phase: PhaseMarker
+    ) -> None:
+        """Switch checkpointing on in every transformer found in `model` (nanoVLM has two)."""
+        for transformer in _outermost_transformers(model):
+            transformer.config.use_cache = False
+            transformer.activation_checkpointing_enable(
+                activation_checkpointing_kwargs={
+                    "use_reentrant": False,
+                    "preserve_rng_state": self.preserve_rng_state,
+                },
+                every_n_layers=self.every_n_layers,
+            )
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self._blocks = [layer for layer in layers if layer.gradient_checkpointing]
+        self._watch()
+        self._backprop = Backprop(model, make_optimizer, loss, accelerator, phase)
+        self.optimizers = [self._backprop.optimizer]
+
+    def update(self, batch: Batch) -> UpdateRecord:
+        """Do one optimizer step on `batch`, undivided."""
+        record = self._backprop.update([batch])
+        self._backwards += record.backwards
+        return record
+
+    def inactive(self) -> str | None:
+        """Say so when no block is checkpointed, or when one was not computed twice for each backward pass."""
+        if not self._blocks:
+            return "checkpointing is not active: the model has no block that can be checkpointed"
+        if self._passes < 2 * self._backwards:
+            return (
+                f"checkpointing is not active: a block ran {self._passes} time(s) for {self._backwards} backward "
+                "pass(es), recomputation would make it two for each"
+            )
+        return None
+
+    def _watch(self) -> None:
+        """Count the passes through the first Linear of the last checkpointed block: recomputation doubles them."""
+        for block in self._blocks[-1:]:
+            first = next(module for module in block.modules() if isinstance(module, nn.Linear))
+
+            def count(*_: object) -> None:
+                self._passes += torch.is_grad_enabled()  # a line search's trials have no backward pass
+
+            first.register_forward_hook(count)
+
+
+def _outermost_transformers(model: nn.Module) -> list[PreTrainedModel]:
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [found for child in model.children() for found in _outermost_transformers(child)]

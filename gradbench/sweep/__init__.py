@@ -1,0 +1,1 @@
+"""Sweeps: cells and their ids, launching, how an attempt ended, status, rerun."""

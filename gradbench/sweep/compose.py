@@ -1,0 +1,161 @@
+"""Hydra's composition, done many times quickly: the one door to its loader.
+
+Hydra composes its own configuration (logging, launcher, directories) again with every cell: 130 ms each. A cell needs
+none of it, so it is composed once, and cells that share their group choices share one composition.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
+from hydra._internal.utils import create_config_search_path
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from gradbench.config import CONF, UserError, register
+
+HYDRA_DEFAULTS = ("hydra/launcher=auto", "hydra/sweeper=grid")
+
+
+class DoesNotApply(Exception):
+    """An override names a key that this cell's choices do not have; `key` is it."""
+
+    def __init__(self, key: str) -> None:
+        """Remember the key."""
+        super().__init__(key)
+        self.key = key
+
+
+class Composer:
+    """Compose cells from overrides over gradbench's YAML files and any further folders of the user's."""
+
+    def __init__(self, config_dirs: Sequence[str] = ()) -> None:
+        """Read nothing yet; `config_dirs` are searched after gradbench's own."""
+        register()
+        Plugins.instance()
+        path = create_config_search_path(str(CONF))
+        for folder in config_dirs:
+            if not Path(folder).is_dir():
+                raise UserError(f"--config-dir={folder}: no such folder")
+            path.append("user", f"file://{Path(folder).absolute()}")
+        self.folders = [CONF, *map(Path, config_dirs)]
+        self._loader = ConfigLoaderImpl(path)
+        self._loader.repository = CachingConfigRepository(self._loader.repository)
+        self._parser = OverridesParser.create(config_loader=self._loader)
+        self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        """Return the parsed overrides."""
+        try:
+            return self._parser.parse_overrides(list(overrides))
+        except OverrideParseException as error:
+            raise UserError(f"{error.override}: not an override; write key=value") from error
+
+    def hydra(self, overrides: Sequence[str]) -> DictConfig:
+        """Return Hydra's own node (launcher, sweeper) for overrides of `hydra...` keys."""
+        given = {override.split("=")[0] for override in overrides}
+        defaults = [default for default in HYDRA_DEFAULTS if default.split("=")[0] not in given]
+        self._check_choices(self.parse(overrides))
+        try:
+            return self._loader.load_configuration("config", [*defaults, *overrides], RunMode.RUN).hydra
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(one_line(error)) from error
+
+    def is_group(self, key: str) -> bool:
+        """Tell whether `key` names a config group."""
+        return bool(self._loader.repository.group_exists(key))
+
+    def choices(self, group: str) -> list[str]:
+        """Return the choices of a group that `glob(*)` sees: YAML files, auxiliary ones (`_name.yaml`) left out."""
+        options = self._loader.repository.get_group_options(group, ObjectType.CONFIG)
+        return sorted(option for option in options if not option.startswith("_"))
+
+    def ignored_files(self, group: str) -> list[Path]:
+        """Return files of a group that Hydra never reads because of their ending."""
+        return [file for folder in self.folders for file in sorted((folder / group).glob("*.yml"))]
+
+    def cell(self, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the resolved config of one cell as plain data, and the choice made of every group.
+
+        Raises:
+            DoesNotApply: an override's key does not exist under these choices.
+            UserError: anything else that is wrong with the overrides.
+        """
+        parsed = self.parse(overrides)
+        groups = [override for override in parsed if self._chooses(override)]
+        base, chosen = self._base(groups)
+        config = copy.deepcopy(base)
+        for override in parsed:
+            if not self._chooses(override):
+                self._apply(override, config)
+        try:
+            return OmegaConf.to_container(config, resolve=True, throw_on_missing=True), dict(chosen)  # type: ignore[return-value]
+        except OmegaConfBaseException as error:
+            raise UserError(one_line(error)) from error
+
+    def _chooses(self, override: Override) -> bool:
+        return self.is_group(override.key_or_group)
+
+    def _base(self, groups: list[Override]) -> tuple[DictConfig, dict[str, str]]:
+        key = tuple(override.input_line or "" for override in groups)
+        if key not in self._bases:
+            self._check_choices(groups)
+            try:
+                self._bases[key] = self._compose(groups)
+            except (HydraException, OmegaConfBaseException, ValueError) as error:
+                raise UserError(f"{' '.join(key)}: {one_line(error)}") from error
+        return self._bases[key]
+
+    def _compose(self, groups: list[Override]) -> tuple[DictConfig, dict[str, str]]:
+        repository = self._loader.repository
+        defaults = create_defaults_list(
+            repo=repository, config_name="config", overrides_list=groups, prepend_hydra=False, skip_missing=False
+        )
+        config = self._loader._compose_config_from_defaults_list(defaults=defaults.defaults, repo=repository)
+        OmegaConf.set_struct(config, True)
+        return config, dict(defaults.overrides.known_choices)
+
+    def _check_choices(self, groups: list[Override]) -> None:
+        for override in groups:
+            group, value = override.key_or_group, override.value()
+            if override.is_delete() or not isinstance(value, str) or not self.is_group(group):
+                continue
+            if not self._loader.repository.config_exists(f"{group}/{value}"):
+                raise UserError(self._unknown(group, value))
+
+    def _unknown(self, group: str, value: str) -> str:
+        choices = self.choices(group)
+        near = difflib.get_close_matches(value, choices, n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        return f"{group}={value}: unknown {group.split('/')[-1]}; allowed: {', '.join(choices)}{guess}"
+
+    def _apply(self, override: Override, config: DictConfig) -> None:
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([override], config)
+        except ConfigCompositionException as error:
+            if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
+                raise DoesNotApply(override.key_or_group) from error
+            raise UserError(f"{override.input_line}: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    return one_line(error.__cause__ or error)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first sentence of an error: Hydra and OmegaConf put paths and types on the lines behind it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

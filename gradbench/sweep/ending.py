@@ -1,0 +1,170 @@
+"""How an attempt ended when it could not say so itself: from the death of a process to a result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradbench.record import Outcome, Result, StepRecord
+from gradbench.tracking import disk
+
+Verdict = tuple[Outcome, str]
+"""An outcome and its reason in one line."""
+
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+)
+_STOPPED = frozenset({Outcome.CANCELLED, Outcome.PREEMPTED})
+"""What a cell calls its end by SIGTERM, whose reason it can't know."""
+
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process died: by a signal, or with an exit code."""
+
+    signal: int | None = None
+    exit_code: int | None = None
+    oom_killed: bool = False  # the kernel killed somebody for memory meanwhile
+
+
+def explain(death: Death, last_line: str = "") -> Verdict:
+    """Return what a death that nobody announced stands for; `last_line` is the last one of the log."""
+    if death.signal == signal.SIGKILL and death.oom_killed:
+        return Outcome.HOST_OOM, "killed by the kernel for want of host memory"
+    if death.signal in _CRASHES:
+        return Outcome.FAILED, f"crashed: {_spoken(death.signal)} (signal {death.signal})"
+    if death.signal is not None:
+        return Outcome.LOST, f"killed by {name_of(death.signal)}"
+    if death.exit_code == 0:
+        return Outcome.LOST, "ended without a result (exit code 0)"
+    said = f": {last_line}" if death.exit_code == 1 and last_line else ""
+    return Outcome.FAILED, f"exited with code {death.exit_code}{said}"
+
+
+def name_of(number: int) -> str:
+    """Return a signal as people write it: `signal 9 (SIGKILL)`."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _spoken(number: int) -> str:
+    return (signal.strsignal(number) or "signal").lower()
+
+
+def settle(attempt: Path, death: Death, verdict: Verdict | None = None) -> Result:
+    """Return the result of an attempt whose process is gone, and write it where the process did not.
+
+    What the process wrote stands, however it died afterwards. `verdict` is the word of whoever killed it: it goes
+    before what the death looks like, and before the process's own "I was stopped", which does not know why.
+    """
+    written = disk.load_result(attempt)
+    # A cell never writes `lost`: that is a `status` elsewhere which saw it dead before we did.
+    if written is None or written.outcome is Outcome.LOST:
+        result = posthumous(attempt, *(verdict or explain(death, last_line(attempt / disk.LOG))))
+    elif verdict and written.outcome in _STOPPED:
+        result = dataclasses.replace(written, outcome=verdict[0], reason=verdict[1])
+    else:
+        return written
+    with contextlib.suppress(OSError):  # a full disk must not take the other cells along; the caller has the result
+        disk.save_result(attempt, result)
+    return result
+
+
+def reconcile(attempt: Path) -> Result | None:
+    """Return how an attempt ended; None while it runs, or where this machine can't know.
+
+    An attempt that has no result although its process is gone becomes `lost`, which is written.
+    """
+    state = disk.read_json(attempt / disk.STATE)
+    if disk.is_alive(state) is not False:
+        return disk.load_result(attempt)
+    result = disk.load_result(attempt)  # read after the look at the process, which may have ended in between
+    if result is None:
+        who = f"its process ({state['pid']} on {state['host']})" if state else "whoever was to start it"
+        result = posthumous(attempt, Outcome.LOST, f"{who} is gone and left no result", _last_change(attempt))
+        disk.save_result(attempt, result)
+    return result
+
+
+def posthumous(attempt: Path, outcome: Outcome, reason: str, ended_unix_s: float | None = None) -> Result:
+    """Return the result of an attempt that wrote none, with what its folder tells."""
+    state = disk.read_json(attempt / disk.STATE) or {}
+    ran = (attempt / disk.LOG).exists()
+    return Result(
+        outcome=outcome,
+        reason=reason,
+        updates_done=_updates_done(attempt),
+        updates=_updates(attempt),
+        started_unix_s=state.get("started_unix_s") if ran else None,
+        ended_unix_s=time.time() if ended_unix_s is None else ended_unix_s,
+        host=state.get("host", socket.gethostname()),
+    )
+
+
+def _updates(attempt: Path) -> int:
+    try:
+        return int(disk.load_config(attempt)["train"]["updates"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def _updates_done(attempt: Path) -> int:
+    done = 0
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged line: what was read before it counts
+        for record, _ in disk.read_points(attempt):
+            done = record.update if isinstance(record, StepRecord) else done
+    return done
+
+
+def _last_change(attempt: Path) -> float:
+    return max(path.stat().st_mtime for path in (attempt, *attempt.iterdir()))
+
+
+def last_line(path: Path) -> str:
+    """Return the last line of a log that says something; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        return ""
+    return lines[-1].strip() if lines else ""
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Return how many processes the kernel has killed for memory: in our cgroup, or on the host where that is all it tells."""
+    for path in (*_cgroup_counters(root), root / "proc/vmstat"):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
+
+
+def _cgroup_counters(root: Path) -> list[Path]:
+    """Return where the counter of our cgroup may lie, v1 and v2; inside a container our cgroup is mounted as the root."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    paths = []
+    for line in lines:
+        _, controllers, cgroup = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+        elif not controllers:
+            mount, name = root / "sys/fs/cgroup", "memory.events"
+        else:
+            continue
+        paths += [mount / cgroup.lstrip("/") / name, mount / name]
+    return paths

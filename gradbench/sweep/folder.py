@@ -1,0 +1,185 @@
+"""Sweep folders: made once, found again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gradbench.config import CONF, UserError
+from gradbench.record import CellSpec
+from gradbench.tracking import disk
+
+RECORDED = ("gradbench", "torch", "transformers", "accelerate", "mlflow", "hydra-core", "submitit")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a command asks of a sweep, beside its cells."""
+
+    command: tuple[str, ...]
+    launcher: str
+    tracking: Mapping[str, Any]  # uri, experiment
+
+
+def create(runs: Path, order: Order, cells: Sequence[CellSpec], finished: Mapping[str, Path]) -> Path:
+    """Make the folder of a new sweep, with its cells; `finished` names the attempts of others that count for it.
+
+    Raises:
+        UserError: the runs folder cannot be written.
+    """
+    try:
+        folder = _new_folder(runs)
+        for cell in cells:
+            if cell.id not in finished and cell.skip is None:
+                disk.save_cell(folder, cell)
+        disk.write_json(folder / disk.SWEEP, _content(folder, order, cells, finished))
+    except OSError as error:
+        raise UserError(f"runs={runs}: cannot be written ({error.strerror or error}); name another folder") from error
+    return folder
+
+
+def _new_folder(runs: Path) -> Path:
+    """Make `<runs>/<time>`; the first of several in one second gets the plain name, the others a number."""
+    runs.mkdir(parents=True, exist_ok=True)
+    name, number = time.strftime("%Y%m%d-%H%M%S"), 1
+    while True:
+        folder = runs / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Mapping[str, Path]) -> dict[str, Any]:
+    runs = folder.parent
+    return {
+        "sweep": folder.name,
+        "command": order.command,
+        "created_unix_s": time.time(),
+        "git": git_state(),
+        "versions": versions(),
+        "driver": driver(),
+        "launcher": order.launcher,
+        "tracking": order.tracking,
+        "runs": str(runs.absolute()),
+        "cells": [
+            {
+                "id": cell.id,
+                "name": cell.name,
+                "axes": cell.axes,
+                "overrides": cell.overrides,
+                "skip": cell.skip,
+                "from": str(finished[cell.id].relative_to(runs)) if cell.id in finished else None,
+            }
+            for cell in cells
+        ],
+    }
+
+
+def take_over(sweep: Path) -> None:
+    """Note that this process drives the sweep now."""
+    content = load(sweep)
+    disk.write_json(sweep / disk.SWEEP, {**content, "driver": driver()})
+
+
+def driver() -> dict[str, Any]:
+    """Return who drives: this process."""
+    me = psutil.Process()
+    return {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in RECORDED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """Return the commit of the code and what differs from it; None where gradbench is not run from a checkout."""
+    if not (CONF.parent / ".git").exists():
+        return None
+    try:
+        commit, diff = _git("rev-parse", "HEAD").strip(), _git("diff", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit, "dirty": bool(diff), "diff": diff}
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(CONF.parent), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def load(sweep: Path) -> dict[str, Any]:
+    """Return the content of a sweep's `sweep.json`."""
+    content: dict[str, Any] | None = disk.read_json(sweep / disk.SWEEP)
+    if content is None:
+        raise UserError(f"{sweep.name}: no sweep of this name in {sweep.parent}")
+    return content
+
+
+def all_sweeps(runs: Path) -> list[Path]:
+    """Return the sweep folders, oldest first."""
+    try:
+        entries = [Path(entry.path) for entry in os.scandir(runs) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted((path for path in entries if (path / disk.SWEEP).is_file()), key=_age)
+
+
+def _age(sweep: Path) -> tuple[str, int]:
+    day, _, rest = sweep.name.partition("-")
+    clock, _, number = rest.partition("-")
+    return f"{day}-{clock}", int(number) if number.isdecimal() else 1
+
+
+def find(runs: Path, name: str | None) -> Path:
+    """Return the sweep called `name`, or the newest."""
+    sweeps = all_sweeps(runs)
+    if not sweeps:
+        raise UserError(f"runs={runs}: no sweep here yet")
+    if name is None:
+        return sweeps[-1]
+    for sweep in sweeps:
+        if sweep.name == name:
+            return sweep
+    raise UserError(f"{name}: no sweep of this name in {runs}; the newest are {', '.join(s.name for s in sweeps[-3:])}")
+
+
+def finished(runs: Path, ids: Iterable[str]) -> dict[str, Path]:
+    """Return, for each cell that has a final result anywhere in `runs`, the attempt that holds the newest one."""
+    found: dict[str, Path] = {}
+    wanted = set(ids)
+    for sweep in all_sweeps(runs):
+        present = wanted.intersection(entry.name for entry in os.scandir(sweep) if entry.is_dir())
+        for cell_id in present:
+            attempt = final_attempt(sweep / cell_id)
+            if attempt is not None:
+                found[cell_id] = attempt
+    return found
+
+
+def final_attempt(cell: Path) -> Path | None:
+    """Return the newest attempt of a cell that has a final result, if there is one."""
+    for attempt in reversed(disk.attempts(cell)):
+        result = disk.load_result(attempt)
+        if result is not None and result.outcome.final:
+            return attempt
+    return None

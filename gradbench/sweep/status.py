@@ -1,0 +1,125 @@
+"""What became of every cell of a sweep, read from its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradbench.record import CellSpec, Outcome, Result
+from gradbench.sweep import folder
+from gradbench.sweep.ending import reconcile
+from gradbench.tracking import disk
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """One cell, as `status` shows it."""
+
+    id: str
+    name: str
+    axes: Mapping[str, Any]
+    attempt: int | None
+    outcome: Outcome | None
+    state: str  # waiting, running, unknown, or ended
+    reason: str | None = None
+    host: str | None = None
+    job: str | None = None
+    updates_done: int = 0
+    updates: int | None = None
+    started: float | None = None  # Unix seconds
+    ended: float | None = None  # Unix seconds
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rerun: str | None = None
+
+
+def skipped(cell: CellSpec) -> CellStatus:
+    """Return the status of a cell that makes no sense."""
+    return CellStatus(cell.id, cell.name, cell.axes, None, Outcome.SKIPPED, "ended", reason=cell.skip)
+
+
+def of_finished(cell: CellSpec, attempt: Path) -> CellStatus:
+    """Return the status of a cell that has a final result in an attempt of any sweep."""
+    return _of_attempt(attempt.parent.parent, {"id": cell.id, "name": cell.name, "axes": cell.axes}, attempt, None)
+
+
+def of_sweep(sweep: Path) -> list[CellStatus]:
+    """Return the status of every cell, those that turn out to be dead marked as lost on disk."""
+    content = folder.load(sweep)
+    driver_alive = disk.is_alive(content["driver"])
+    return [_of_cell(sweep, brief, driver_alive) for brief in content["cells"]]
+
+
+def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:
+    """Return the contract of `status --json`: one document."""
+    document = {"sweep": sweep, "cells": [dataclasses.asdict(cell) for cell in cells]}
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _of_cell(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:
+    who = {"id": brief["id"], "name": brief["name"], "axes": brief["axes"]}
+    if brief["skip"] is not None:
+        return CellStatus(**who, attempt=None, outcome=Outcome.SKIPPED, state="ended", reason=brief["skip"])
+    attempts = disk.attempts(sweep / brief["id"])
+    if not attempts and brief["from"] is not None:
+        return _of_attempt(sweep, who, sweep.parent / brief["from"], driver_alive)
+    if not attempts:
+        return _never_started(sweep, who, driver_alive)
+    return _of_attempt(sweep, who, attempts[-1], driver_alive)
+
+
+def _never_started(sweep: Path, who: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:
+    if driver_alive is False:
+        return _lost(sweep, who, "its sweep ended before it was started")
+    return CellStatus(**who, attempt=None, outcome=None, state="waiting")
+
+
+def _lost(sweep: Path, who: Mapping[str, Any], reason: str) -> CellStatus:
+    rerun = rerun_command(sweep, who["id"])
+    return CellStatus(**who, attempt=None, outcome=Outcome.LOST, state="ended", reason=reason, rerun=rerun)
+
+
+def _of_attempt(sweep: Path, who: Mapping[str, Any], attempt: Path, driver_alive: bool | None) -> CellStatus:
+    if not attempt.is_dir():
+        return _lost(sweep, who, f"its result in {attempt.parent.parent.name} is gone")
+    state = disk.read_json(attempt / disk.STATE)
+    born = state is not None or driver_alive is False
+    result = disk.load_result(attempt) or (reconcile(attempt) if born else None)
+    if result is not None:
+        return _ended(sweep, who, attempt, result)
+    return CellStatus(
+        **who,
+        attempt=int(attempt.name),
+        outcome=None,
+        state="starting" if state is None else "running" if disk.is_alive(state) else "unknown",
+        host=state["host"] if state else None,
+        job=str(state["pid"]) if state else None,
+        updates_done=disk.last_update(attempt),
+        started=state["started_unix_s"] if state else None,
+    )
+
+
+def _ended(sweep: Path, who: Mapping[str, Any], attempt: Path, result: Result) -> CellStatus:
+    return CellStatus(
+        **who,
+        attempt=int(attempt.name),
+        outcome=result.outcome,
+        state="ended",
+        reason=result.reason,
+        host=result.host,
+        updates_done=result.updates_done,
+        updates=result.updates,
+        started=result.started_unix_s,
+        ended=result.ended_unix_s,
+        metrics=result.metrics,
+        rerun=None if result.outcome.final else rerun_command(sweep, who["id"]),
+    )
+
+
+def rerun_command(sweep: Path, cell_id: str) -> str:
+    """Return the command that runs the next attempt of a cell."""
+    where = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
+    return f"python -m gradbench rerun {cell_id} --sweep {sweep.name}{where}"

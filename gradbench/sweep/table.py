@@ -1,0 +1,87 @@
+"""The table a sweep ends with, and what to do about the cells that have no result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradbench.record import Outcome
+from gradbench.sweep.status import CellStatus
+
+STYLES = {
+    Outcome.OK: "green",
+    Outcome.DIVERGED: "yellow",
+    Outcome.OOM: "yellow",
+    Outcome.SKIPPED: "dim",
+}
+COLUMNS = ("cell", "outcome", "eval loss", "peak memory", "step time")
+
+
+def show(console: Console, cells: Sequence[CellStatus], title: str | None = None) -> None:
+    """Print the table, then the reasons and the rerun commands."""
+    console.print(table(cells, title))
+    console.print(counts(cells))
+    for cell in cells:
+        for line in explanation(cell):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def table(cells: Sequence[CellStatus], title: str | None = None) -> Table:
+    """Return one row a cell."""
+    made = Table(title=title, title_justify="left", header_style="bold")
+    for column in COLUMNS:
+        made.add_column(column, justify="left" if column in ("cell", "outcome") else "right", no_wrap=True)
+    for cell in cells:
+        made.add_row(cell.name, word(cell), *numbers(cell))
+    return made
+
+
+def word(cell: CellStatus) -> Text:
+    """Return the outcome, or the live state with its progress."""
+    if cell.outcome is not None:
+        return Text(str(cell.outcome), STYLES.get(cell.outcome, "red"))
+    progress = f" {cell.updates_done}/{cell.updates}" if cell.updates else ""
+    return Text(cell.state + progress, "cyan")
+
+
+def numbers(cell: CellStatus) -> tuple[str, str, str]:
+    """Return eval loss, peak memory and step time as text, `-` where there is none."""
+    metrics = cell.metrics
+    loss, peak, step = (metrics.get(f"final/{key}") for key in ("eval_loss", "peak_bytes", "step_s"))
+    return (
+        "-" if loss is None else f"{loss:.4f}",
+        "-" if peak is None else in_bytes(peak),
+        "-" if step is None else in_seconds(step),
+    )
+
+
+def in_bytes(value: float) -> str:
+    """Return bytes with a binary unit and four digits at most."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def in_seconds(value: float) -> str:
+    """Return a duration with three digits."""
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def counts(cells: Sequence[CellStatus]) -> str:
+    """Return how many cells have which outcome."""
+    words = Counter(str(cell.outcome or cell.state) for cell in cells)
+    return f"{len(cells)} cells: " + ", ".join(f"{number} {name}" for name, number in words.most_common())
+
+
+def explanation(cell: CellStatus) -> list[str]:
+    """Return what a reader must know about a cell that is not `ok`: the reason in a line, and the command."""
+    if cell.outcome is None or cell.outcome is Outcome.OK:
+        return []
+    first = f"{cell.name}: {cell.outcome}" + (f": {cell.reason}" if cell.reason else "")
+    return [first, *([f"    {cell.rerun}"] if cell.rerun else [])]

@@ -1,0 +1,217 @@
+"""The runs folder: where everything of a sweep, a cell and an attempt lies, written so that a kill leaves it readable.
+
+    <runs>/<sweep>/sweep.json                    the command, the code, the machine, the cells in brief
+    <runs>/<sweep>/<cell id>/cell.json           the cell: its frozen, resolved config
+    <runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt result.json
+                                                 mlflow.json (how much of it the tracking store has confirmed)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
+
+SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.json"
+STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` so that `path` holds all of it or what it held before."""
+    text = json.dumps(encode(content), ensure_ascii=False, allow_nan=False, indent=1)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any | None:
+    """Return the content of `path`, None where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def encode(value: Any) -> Any:
+    """Return `value` as JSON can hold it: records as objects, inf and nan as the words `inf`, `-inf`, `nan`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def sweeps(runs: Path) -> list[Path]:
+    """Return the sweep folders of a runs folder, in the order of their names."""
+    return sorted(path.parent for path in runs.glob(f"*/{SWEEP}"))
+
+
+def cells(sweep: Path) -> list[Path]:
+    """Return the folders of a sweep's cells that have a frozen config."""
+    return sorted(path.parent for path in sweep.glob(f"*/{CELL}"))
+
+
+def new_attempt(cell: Path) -> Path:
+    """Create and return the next attempt folder of a cell; two callers at once get two folders."""
+    number = max([int(path.name) for path in attempts(cell)], default=0)
+    while True:
+        number += 1
+        path = cell / str(number)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+
+
+def attempts(cell: Path) -> list[Path]:
+    """Return the attempt folders of a cell, oldest first."""
+    try:
+        names = [entry.name for entry in os.scandir(cell) if entry.name.isdecimal()]
+    except FileNotFoundError:
+        return []
+    return [cell / name for name in sorted(names, key=int)]
+
+
+def save_cell(sweep: Path, spec: CellSpec) -> Path:
+    """Write a cell's frozen config into its folder, which is returned."""
+    folder = sweep / spec.id
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CELL, spec)
+    return folder
+
+
+def load_cell(cell: Path) -> CellSpec:
+    """Return the cell whose folder this is."""
+    content = json.loads((cell / CELL).read_text(encoding="utf-8"))
+    return CellSpec(**{**content, "overrides": tuple(content["overrides"])})
+
+
+def save_result(attempt: Path, result: Result) -> None:
+    """Write the result of an attempt: the last file it gets."""
+    write_json(attempt / RESULT, result)
+
+
+def load_result(attempt: Path) -> Result | None:
+    """Return the result of an attempt, None while it has none."""
+    content = read_json(attempt / RESULT)
+    if content is None:
+        return None
+    metrics = {key: float(value) for key, value in content["metrics"].items()}  # "nan" is a number again
+    return Result(**{**content, "outcome": Outcome(content["outcome"]), "metrics": metrics})
+
+
+def save_state(attempt: Path) -> None:
+    """Note that this process runs the attempt, from now."""
+    me = psutil.Process()
+    write_json(
+        attempt / STATE, {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()}
+    )
+
+
+def is_alive(state: Mapping[str, Any] | None) -> bool | None:
+    """Tell whether the process of a `state.json` (or a sweep's driver) lives; None where this machine can't know."""
+    if state is None:
+        return False
+    if state["host"] != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(state["pid"])
+        same = abs(process.create_time() - state["started_unix_s"]) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Spool:
+    """The points of one attempt, appended a line at a time and never rewritten."""
+
+    def __init__(self, attempt: Path) -> None:
+        """Open for appending; what a kill tore off is ended first, so that it can't spoil the next line."""
+        self._file = (attempt / STEPS).open("a+b", buffering=0)
+        end = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, end - 1))
+        if self._file.read(1) not in (b"", b"\n"):
+            self._file.write(b"\n")
+
+    def append(self, record: StepRecord | EvalRecord) -> None:
+        """Write one record with one call, so that a kill tears at most the last line."""
+        kind = "step" if isinstance(record, StepRecord) else "eval"
+        line = json.dumps({"kind": kind, **encode(record)}, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; what was appended is on disk already."""
+        self._file.close()
+
+
+def read_points(attempt: Path, offset: int = 0) -> Iterator[tuple[StepRecord | EvalRecord, int]]:
+    """Yield the records from byte `offset` on, each with the offset behind it.
+
+    A torn last line waits for its rest; one that a resumed attempt has ended (see `Spool`) never had a record.
+    """
+    try:
+        with (attempt / STEPS).open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                offset += len(line)
+                record = _record(line)
+                if record is not None:
+                    yield record, offset
+    except FileNotFoundError:
+        return
+
+
+def _record(line: bytes) -> StepRecord | EvalRecord | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    kind = content.pop("kind")
+    values = {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in content.items()}
+    return StepRecord(**values) if kind == "step" else EvalRecord(**values)
+
+
+def last_update(attempt: Path) -> int:
+    """Return the last update that an attempt has on disk, 0 for none; reads the end of the file only."""
+    try:
+        with (attempt / STEPS).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError):  # the first line of the piece may be torn
+            return int(json.loads(line)["update"])
+    return 0

@@ -1,0 +1,163 @@
+"""How our records read in MLflow: pure functions from records to names, numbers and words."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
+
+SWEEP_KEY, CELL, ATTEMPT = "gradbench.sweep_key", "gradbench.cell", "gradbench.attempt"
+NON_FINITE = "gradbench.non_finite"
+
+_PARAM_CHARS, _TAG_CHARS = 6000, 8000  # MLflow's limits
+_STATUS = {
+    Outcome.OK: "FINISHED",
+    Outcome.DIVERGED: "FINISHED",
+    Outcome.OOM: "FINISHED",
+    Outcome.SKIPPED: "FINISHED",
+    Outcome.FAILED: "FAILED",
+    Outcome.PREEMPTED: "RUNNING",  # its scheduler brings it back
+    Outcome.CANCELLED: "KILLED",
+    Outcome.HOST_OOM: "KILLED",
+    Outcome.TIMEOUT: "KILLED",
+    Outcome.NODE_FAIL: "KILLED",
+    Outcome.LOST: "KILLED",
+}
+
+
+class Point(NamedTuple):
+    """One value of one metric."""
+
+    key: str
+    value: float
+    t_ms: int
+    step: int
+
+
+def status(outcome: Outcome) -> str:
+    """Return the MLflow run status of an attempt that ended so."""
+    return _STATUS[outcome]
+
+
+def run_name(spec: CellSpec, attempt: int) -> str:
+    """Return the readable name of an attempt's run."""
+    return spec.name if attempt == 1 else f"{spec.name} #{attempt}"
+
+
+def sweep_key(sweep: Mapping[str, Any]) -> str:
+    """Return what tells a sweep from another person's of the same name on the same server."""
+    return f"{sweep['sweep']}@{sweep['created_unix_s']:.6f}"
+
+
+def sweep_tags(sweep: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of a sweep's parent run, from its sweep.json."""
+    command = " ".join(sweep["command"])
+    tags = {
+        **_common_tags(sweep),
+        "gradbench.command": command,
+        "gradbench.launcher": sweep.get("launcher"),
+        "gradbench.host": sweep.get("driver", {}).get("host"),
+        "mlflow.note.content": f"`{command}`",
+    }
+    return _tags(tags)
+
+
+def attempt_tags(sweep: Mapping[str, Any], spec: CellSpec, attempt: int) -> dict[str, str]:
+    """Return the tags of an attempt's run that are known before it starts: the axes and where it belongs."""
+    return _tags({**spec.axes, **_common_tags(sweep), CELL: spec.id, ATTEMPT: attempt})
+
+
+def place_tags(state: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return where an attempt runs, from its state.json."""
+    state = state or {}
+    return _tags({"gradbench.host": state.get("host"), "gradbench.job": state.get("job")})
+
+
+def result_tags(result: Result) -> dict[str, str]:
+    """Return how an attempt ended, and where."""
+    tags = {"gradbench.outcome": result.outcome.value, "gradbench.reason": result.reason, "gradbench.host": result.host}
+    return _tags(tags)
+
+
+def params(spec: CellSpec) -> dict[str, str]:
+    """Return every scientific key of a cell, with dots, and its axes."""
+    flat = {**dict(flatten(spec.science)), **spec.axes}
+    return {_key(name): _word(value)[:_PARAM_CHARS] for name, value in flat.items()}
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings under their dotted names."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def step_points(record: StepRecord, samples: int, tokens: int) -> list[Point]:
+    """Return the points of an update; `samples` and `tokens` are the sums up to and with it."""
+    values = {
+        "train/loss": record.loss,
+        "train/grad_norm": record.grad_norm,
+        "train/lr": record.lr,
+        "train/samples": samples,
+        "train/tokens": tokens,
+        "time/step_s": record.step_s,
+        "time/data_s": record.data_s,
+        "time/forward_s": record.forward_s,
+        "time/backward_s": record.backward_s,
+        "time/optimizer_s": record.optimizer_s,
+    }
+    return _points(values, record.t_unix_s, record.update)
+
+
+def eval_points(record: EvalRecord) -> list[Point]:
+    """Return the points of an evaluation."""
+    return _points({"eval/loss": record.loss}, record.t_unix_s, record.update)
+
+
+def final_points(result: Result) -> list[Point]:
+    """Return the final values of an attempt; all at step 0, so that the newest result is the one MLflow calls latest."""
+    return [point for point in _points(result.metrics, result.ended_unix_s, 0) if math.isfinite(point.value)]
+
+
+def _points(values: Mapping[str, float | None], t_unix_s: float, step: int) -> list[Point]:
+    t_ms = round(t_unix_s * 1000)
+    return [Point(key, float(value), t_ms, step) for key, value in values.items() if value is not None]
+
+
+def _common_tags(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    git = sweep.get("git") or {}
+    return {
+        "gradbench.sweep": sweep["sweep"],
+        SWEEP_KEY: sweep_key(sweep),
+        "gradbench.commit": git.get("commit"),
+        "gradbench.dirty": git.get("dirty"),
+        "mlflow.source.git.commit": git.get("commit"),
+        "mlflow.source.name": "gradbench",
+        "mlflow.user": _user(),
+    }
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a number without a name
+        return None
+
+
+def _tags(values: Mapping[str, Any]) -> dict[str, str]:
+    return {_key(key): _word(value)[:_TAG_CHARS] for key, value in values.items() if value is not None}
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^\w\-./: ]", "_", name)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,29 @@
+"""What all tests share: no network, no hub, one thread, and parts that must be there when CI says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ.pop("GRADBENCH_RUNS", None)
+
+
+def require(name: str, found: bool, what: str) -> None:
+    """Skip the test where a part is missing; fail it where CI says that the part must be there."""
+    if found:
+        return
+    if name in os.environ.get("GRADBENCH_REQUIRE", "").split(","):
+        pytest.fail(f"{what} is missing, and GRADBENCH_REQUIRE asks for it")
+    pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture
+def chromium() -> str:
+    """The path of a real headless browser's driver."""
+    require("browser", bool(shutil.which("chromium") and shutil.which("chromedriver")), "chromium with its driver")
+    return str(shutil.which("chromium"))
