@@ -162,13 +162,13 @@ class Cell:
         """Compare one untimed update with plain backprop."""
         limit = self.config["gate"]["samples"]
         batch = {key: tensor[:limit] for key, tensor in self.first_batch.items()}
-        return gate.check(self.build, self._fresh_strategy(), self.loss, self.accelerator, batch)
+        # One without a schedule: it takes the batch, which may be cut down, for a whole window.
+        strategy: Strategy = instantiate(self.config["strategy"])
+        return gate.check(self.build, strategy, self.loss, self.accelerator, batch)
 
     def audit(self) -> MemoryRecord:
         """Return the exact peak bytes of one un-timed update, by category."""
-        return audit(
-            self.build, self._fresh_strategy(), self.make_optimizer, self.loss, self.accelerator, self.first_batch
-        )
+        return audit(self.build, self.strategy, self.make_optimizer, self.loss, self.accelerator, self.first_batch)
 
     def loop(self) -> tuple[Loop, PhaseTimer]:
         """Return the training, its strategy attached to a model that nothing has touched, and its timer."""
@@ -181,12 +181,6 @@ class Cell:
             model, self.strategy, self.loss, timer, evaluation, len(self.sizes), train["warmup"], self.device
         )
         return loop, timer
-
-    def _fresh_strategy(self) -> Strategy:
-        strategy: Strategy = instantiate(self.config["strategy"])
-        train = self.config["train"]
-        strategy.schedule(train["batch_size"], train["updates"])
-        return strategy
 
     def facts(self) -> dict[str, Any]:
         """Return the recipe: hashes that are equal across the cells of one (model, seed), versions, flags, device."""

@@ -215,3 +215,29 @@ def last_update(attempt: Path) -> int:
         with contextlib.suppress(ValueError, KeyError):  # the first line of the piece may be torn
             return int(json.loads(line)["update"])
     return 0
+
+
+def save_config(attempt: Path, config: Mapping[str, Any]) -> None:
+    """Write the frozen, resolved config of an attempt."""
+    (attempt / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def load_config(attempt: Path) -> dict[str, Any]:
+    """Return the config that an attempt was started with."""
+    content: dict[str, Any] = yaml.safe_load((attempt / CONFIG).read_text(encoding="utf-8"))
+    return content
+
+
+def last_update(attempt: Path) -> int:
+    """Return the last update that an attempt has on disk, 0 for none; reads the end of the file only."""
+    try:
+        with (attempt / STEPS).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError):  # the first line of the piece may be torn
+            return int(json.loads(line)["update"])
+    return 0
