@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradbench.record import Outcome, Result, StepRecord
+from gradbench.record import Outcome, Result
 from gradbench.tracking import disk
 
 Verdict = tuple[Outcome, str]
@@ -103,7 +103,7 @@ def posthumous(attempt: Path, outcome: Outcome, reason: str, ended_unix_s: float
     return Result(
         outcome=outcome,
         reason=reason,
-        updates_done=_updates_done(attempt),
+        updates_done=disk.last_update(attempt),
         updates=_updates(attempt),
         started_unix_s=state.get("started_unix_s") if ran else None,
         ended_unix_s=time.time() if ended_unix_s is None else ended_unix_s,
@@ -116,14 +116,6 @@ def _updates(attempt: Path) -> int:
         return int(disk.load_config(attempt)["train"]["updates"])
     except (OSError, KeyError, TypeError, ValueError):
         return 0
-
-
-def _updates_done(attempt: Path) -> int:
-    done = 0
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged line: what was read before it counts
-        for record, _ in disk.read_points(attempt):
-            done = record.update if isinstance(record, StepRecord) else done
-    return done
 
 
 def _last_change(attempt: Path) -> float:
@@ -143,7 +135,7 @@ def last_line(path: Path) -> str:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes the kernel has killed for memory: in our cgroup, or on the host where that is all it tells."""
+    """Return how many processes the kernel has killed for memory: in our cgroup, else on the host."""
     for path in (*_cgroup_counters(root), root / "proc/vmstat"):
         with contextlib.suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
@@ -152,7 +144,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> list[Path]:
-    """Return where the counter of our cgroup may lie, v1 and v2; inside a container our cgroup is mounted as the root."""
+    """Return where our cgroup's counter may lie, v1 and v2; inside a container the cgroup is mounted as the root."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

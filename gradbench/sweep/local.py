@@ -247,8 +247,9 @@ class _Sweep:
             running = self.running[attempt] = dataclasses.replace(self.running[attempt], pid=message["pid"])
             return [Started(running.job, running.attempt, message["pid"])]
         if attempt := message.get("ended"):
-            content = message["result"]
-            return [self._ended(attempt, Result(**{**content, "outcome": Outcome(content["outcome"])}))]
+            told = message["result"]  # what counts where the disk is full
+            result = disk.load_result(Path(attempt)) or Result(**{**told, "outcome": Outcome(told["outcome"])})
+            return [self._ended(attempt, result)]
         return []
 
     def _ended(self, attempt: str, result: Result) -> Ended:
@@ -282,7 +283,7 @@ def _orphaned(running: _Running, why: str) -> Result:
 
 
 def _end_together(pids: Sequence[int]) -> None:
-    """Kill the cells of a dead zygote, and wait until they are gone: nothing writes into an attempt after its result."""
+    """Kill the cells of a dead zygote, and wait until they are gone: nothing may follow an attempt's result."""
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):

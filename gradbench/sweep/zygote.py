@@ -40,6 +40,8 @@ from gradbench.tracking import disk
 Target = Callable[[Path], Any]
 """What runs an attempt folder, in a process of its own."""
 
+_Closable = socket.socket | selectors.BaseSelector
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GB = 2**30  # as SLURM's --mem counts
 
@@ -148,7 +150,7 @@ class Zygote:
             self._send({"ended": request.attempt, "result": disk.encode(result)})
             return
         if pid == 0:
-            _be_cell(self._target, request, zygote, (self._channel, self._deaths, self._alarm))
+            _be_cell(self._target, request, zygote, (self._selector, self._channel, self._deaths, self._alarm))
         self._children[pid] = _Child(request, pid, kills)
         self._send({"started": request.attempt, "pid": pid})
 
@@ -225,7 +227,7 @@ def memory_bytes(pid: int) -> int:
     return used
 
 
-def _be_cell(target: Target, request: Request, zygote: int, inherited: Sequence[socket.socket]) -> NoReturn:
+def _be_cell(target: Target, request: Request, zygote: int, inherited: Sequence[_Closable]) -> NoReturn:
     """Run one attempt in this newborn process, and exit whatever threads and exit handlers are left."""
     code = 1
     try:
@@ -245,7 +247,7 @@ def _be_cell(target: Target, request: Request, zygote: int, inherited: Sequence[
         os._exit(code)
 
 
-def _become_own_process(request: Request, inherited: Sequence[socket.socket]) -> None:
+def _become_own_process(request: Request, inherited: Sequence[_Closable]) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -264,7 +266,7 @@ def _become_own_process(request: Request, inherited: Sequence[socket.socket]) ->
 
 
 def _die_with(parent: int) -> None:
-    """Tie this process's life to its parent's, let the kernel kill it before its parent, and inherit orphans (Linux)."""
+    """Tie this process's life to its parent's, be killed for memory before it, and inherit orphans (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with contextlib.suppress(OSError):

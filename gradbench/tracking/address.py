@@ -1,4 +1,4 @@
-"""Where the tracking store is: what `tracking.uri` may say. Knows nothing of mlflow, so that a mistake costs no import."""
+"""Where the tracking store is: what `tracking.uri` may say. It imports no mlflow, so that a mistake is told at once."""
 
 from __future__ import annotations
 

@@ -60,3 +60,9 @@ def is_pending(attempt: Path) -> bool:
 def pending(sweep: Path) -> list[Path]:
     """Return the attempts of a sweep of which the store lacks anything."""
     return [attempt for cell in disk.cells(sweep) for attempt in disk.attempts(cell) if is_pending(attempt)]
+
+
+def is_behind(sweep: Path) -> bool:
+    """Tell whether the store lacks anything of a sweep, the end of its own run included."""
+    parent = load(sweep)
+    return parent is None or parent.status == "RUNNING" or bool(pending(sweep))

@@ -1,9 +1,9 @@
 """The runs folder: where everything of a sweep, a cell and an attempt lies, written so that a kill leaves it readable.
 
-    <runs>/<sweep>/sweep.json                    the command, the code, the machine, the cells in brief
-    <runs>/<sweep>/<cell id>/cell.json           the cell: its frozen, resolved config
-    <runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt result.json
-                                                 mlflow.json (how much of it the tracking store has confirmed)
+<runs>/<sweep>/sweep.json                    the command, the code, the machine, the cells in brief
+<runs>/<sweep>/<cell id>/cell.json           the cell: its frozen, resolved config
+<runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt result.json
+                                             mlflow.json (how much of it the tracking store has confirmed)
 """
 
 from __future__ import annotations
@@ -101,6 +101,12 @@ def attempts(cell: Path) -> list[Path]:
     return [cell / name for name in sorted(names, key=int)]
 
 
+def load_sweep(sweep: Path) -> dict[str, Any]:
+    """Return the content of a sweep's `sweep.json`."""
+    content: dict[str, Any] = json.loads((sweep / SWEEP).read_text(encoding="utf-8"))
+    return content
+
+
 def save_cell(sweep: Path, spec: CellSpec) -> Path:
     """Write a cell's frozen config into its folder, which is returned."""
     folder = sweep / spec.id
@@ -132,9 +138,7 @@ def load_result(attempt: Path) -> Result | None:
 def save_state(attempt: Path) -> None:
     """Note that this process runs the attempt, from now."""
     me = psutil.Process()
-    write_json(
-        attempt / STATE, {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()}
-    )
+    write_json(attempt / STATE, {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()})
 
 
 def is_alive(state: Mapping[str, Any] | None) -> bool | None:
@@ -198,7 +202,9 @@ def _record(line: bytes) -> StepRecord | EvalRecord | None:
     except ValueError:
         return None
     kind = content.pop("kind")
-    values = {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in content.items()}
+    values: dict[str, Any] = {
+        key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in content.items()
+    }
     return StepRecord(**values) if kind == "step" else EvalRecord(**values)
 
 
@@ -226,18 +232,3 @@ def load_config(attempt: Path) -> dict[str, Any]:
     """Return the config that an attempt was started with."""
     content: dict[str, Any] = yaml.safe_load((attempt / CONFIG).read_text(encoding="utf-8"))
     return content
-
-
-def last_update(attempt: Path) -> int:
-    """Return the last update that an attempt has on disk, 0 for none; reads the end of the file only."""
-    try:
-        with (attempt / STEPS).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 4096))
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return 0
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError):  # the first line of the piece may be torn
-            return int(json.loads(line)["update"])
-    return 0

@@ -78,9 +78,10 @@ def place_tags(state: Mapping[str, Any] | None) -> dict[str, str]:
     return _tags({"gradbench.host": state.get("host"), "gradbench.job": state.get("job")})
 
 
-def result_tags(result: Result) -> dict[str, str]:
-    """Return how an attempt ended, and where."""
-    tags = {"gradbench.outcome": result.outcome.value, "gradbench.reason": result.reason, "gradbench.host": result.host}
+def result_tags(result: Result, *, again: bool = False) -> dict[str, str]:
+    """Return how an attempt ended, and where; `again`: after another ending, whose reason must not stay."""
+    reason = result.reason or ("" if again else None)
+    tags = {"gradbench.outcome": result.outcome.value, "gradbench.reason": reason, "gradbench.host": result.host}
     return _tags(tags)
 
 
@@ -122,7 +123,7 @@ def eval_points(record: EvalRecord) -> list[Point]:
 
 
 def final_points(result: Result) -> list[Point]:
-    """Return the final values of an attempt; all at step 0, so that the newest result is the one MLflow calls latest."""
+    """Return the final values of an attempt, all at step 0, so that MLflow calls those of the newest result latest."""
     return [point for point in _points(result.metrics, result.ended_unix_s, 0) if math.isfinite(point.value)]
 
 

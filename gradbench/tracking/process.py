@@ -48,4 +48,6 @@ class Uploader:
         lacking = len(confirmed.pending(self.sweep))
         runs = "" if self.sweep.parent == Path("runs") else f" runs={self.sweep.parent}"
         browse = f"MLflow UI: python -m gradbench ui{runs}, then http://127.0.0.1:5000"
-        return browse if not lacking else f"{browse}\n{lacking} runs are not in MLflow yet: python -m gradbench sync{runs}"
+        return (
+            browse if not lacking else f"{browse}\n{lacking} runs are not in MLflow yet: python -m gradbench sync{runs}"
+        )

@@ -47,7 +47,7 @@ def do_look(attempt, arg):
         pid=os.getpid(),
         session=os.getsid(0),
         alone=threading.active_count() == 1,
-        descriptors=sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
+        descriptors=sorted(int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()),
         **{name: os.environ.get(name) for name in names},
     )
 

@@ -1,0 +1,141 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from gradbench.record import Outcome, Result
+from gradbench.sweep.ending import Death, explain, last_line, oom_kills, posthumous, reconcile, settle
+from gradbench.tracking import disk
+
+MESSAGE = "ValueError: no"
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    path = disk.new_attempt(tmp_path / "cell")
+    disk.save_config(path, {"train": {"updates": 60}})
+    (path / disk.LOG).write_text("Traceback\n  here\nValueError: no\n")
+    return path
+
+
+def result(outcome, reason=None):
+    return Result(outcome, reason, 5, 60, 1.0, 2.0, "here", {"final/train_loss": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("death", "outcome", "reason"),
+    [
+        (Death(signal=signal.SIGKILL), Outcome.LOST, "killed by signal 9 (SIGKILL)"),
+        (
+            Death(signal=signal.SIGKILL, oom_killed=True),
+            Outcome.HOST_OOM,
+            "killed by the kernel for want of host memory",
+        ),
+        (Death(signal=signal.SIGTERM, oom_killed=True), Outcome.LOST, "killed by signal 15 (SIGTERM)"),
+        (Death(signal=signal.SIGSEGV), Outcome.FAILED, "crashed: segmentation fault (signal 11)"),
+        (Death(signal=signal.SIGABRT), Outcome.FAILED, "crashed: aborted (signal 6)"),
+        (Death(signal=40), Outcome.LOST, "killed by signal 40"),
+        (Death(exit_code=0), Outcome.LOST, "ended without a result (exit code 0)"),
+        (Death(exit_code=3), Outcome.FAILED, "exited with code 3"),
+        (Death(exit_code=1), Outcome.FAILED, "exited with code 1: ValueError: no"),
+    ],
+)
+def test_a_death_is_explained(death, outcome, reason):
+    assert explain(death, MESSAGE) == (outcome, reason)
+
+
+def test_a_result_that_was_written_stands_however_the_process_died(attempt):
+    disk.save_result(attempt, result(Outcome.DIVERGED, "at update 5"))
+    assert settle(attempt, Death(signal=signal.SIGSEGV)) == result(Outcome.DIVERGED, "at update 5")
+    assert settle(attempt, Death(), (Outcome.TIMEOUT, "too long")).outcome is Outcome.DIVERGED
+
+
+def test_the_word_of_who_stopped_it_replaces_the_cells_own_and_keeps_its_figures(attempt):
+    disk.save_result(attempt, result(Outcome.CANCELLED, "the user stopped it"))
+    settled = settle(attempt, Death(exit_code=0), (Outcome.TIMEOUT, "too long"))
+    assert (settled.outcome, settled.reason) == (Outcome.TIMEOUT, "too long")
+    assert settled.metrics == {"final/train_loss": 0.5}
+    assert disk.load_result(attempt) == settled
+
+
+def test_a_hasty_lost_is_corrected_by_who_knows_better(attempt):
+    disk.save_result(attempt, result(Outcome.LOST))
+    assert settle(attempt, Death(exit_code=3)).reason == "exited with code 3"
+    assert disk.load_result(attempt).outcome is Outcome.FAILED
+
+
+def test_a_posthumous_result_tells_what_the_folder_does(attempt):
+    disk.save_state(attempt)
+    (attempt / disk.STEPS).write_text('{"kind": "step", "update": 7}\n{"kind": "st')
+    told = posthumous(attempt, Outcome.TIMEOUT, "too long")
+    assert (told.updates_done, told.updates, told.host) == (7, 60, socket.gethostname())
+    assert told.started_unix_s == psutil.Process().create_time()
+
+
+def test_a_result_can_be_given_where_nothing_can_be_written(attempt):
+    attempt.rename(attempt.with_name("moved"))  # as good as a full disk, and root can't overrule it
+    assert settle(attempt, Death(exit_code=3)).outcome is Outcome.FAILED
+    assert not attempt.exists()
+
+
+def test_M4_an_attempt_whose_process_was_killed_is_lost(attempt):
+    write = f"from pathlib import Path; from gradbench.tracking import disk; disk.save_state(Path({str(attempt)!r}))"
+    cell = subprocess.Popen([sys.executable, "-c", f"{write}; print('up', flush=True); input()"],
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    with cell:
+        assert cell.stdout.readline() == b"up\n"
+        assert reconcile(attempt) is None
+        cell.kill()
+        cell.wait()
+    os.utime(attempt / disk.LOG, (time.time() + 50, time.time() + 50))
+    settled = reconcile(attempt)
+    assert settled.outcome is Outcome.LOST
+    assert settled.reason == f"its process ({cell.pid} on {socket.gethostname()}) is gone and left no result"
+    assert settled.ended_unix_s == (attempt / disk.LOG).stat().st_mtime  # not when somebody came to look
+    assert disk.load_result(attempt) == settled
+
+
+def test_reconcile_leaves_alone_what_it_cannot_know_and_what_has_a_result(attempt):
+    disk.write_json(attempt / disk.STATE, {"host": "elsewhere", "pid": 1, "started_unix_s": 0.0})
+    assert reconcile(attempt) is None
+    assert not (attempt / disk.RESULT).exists()
+    disk.save_result(attempt, result(Outcome.OK))
+    assert reconcile(attempt) == result(Outcome.OK)
+
+
+def test_reconcile_of_an_attempt_that_nobody_started(attempt):
+    assert reconcile(attempt).reason == "whoever was to start it is gone and left no result"
+
+
+def test_the_last_line_of_a_long_log(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"\xff" + b"noise\n" * 10_000 + b"the end\n\n")
+    assert last_line(log) == "the end"
+    assert last_line(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"),
+    [
+        ("0::/job/step", "sys/fs/cgroup/job/step/memory.events"),
+        ("0::/job/step", "sys/fs/cgroup/memory.events"),
+        ("9:cpu:/\n4:memory:/slurm/job\n0::/", "sys/fs/cgroup/memory/slurm/job/memory.oom_control"),
+        ("4:cpuset,memory:/docker/1", "sys/fs/cgroup/memory/memory.oom_control"),
+        ("0::/", "proc/vmstat"),
+    ],
+)
+def test_the_kernels_count_of_oom_kills_is_found(tmp_path, cgroup, file):
+    files = {"proc/self/cgroup": cgroup, "proc/vmstat": "pgfault 5\noom_kill 1\n"}
+    for name, text in (files | {file: "oom 9\noom_kill 7\noom_group_kill 3\n"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert oom_kills(tmp_path) == 7
+
+
+def test_without_a_counter_nothing_was_killed_for_memory(tmp_path):
+    assert oom_kills(tmp_path) == 0
