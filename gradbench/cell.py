@@ -25,15 +25,15 @@ from accelerate import Accelerator
 from hydra.utils import instantiate
 from torch import nn
 
-from gradbench import gate
 from gradbench.data.base import Data
 from gradbench.data.order import batches, held_out_batches, sha256_of
+from gradbench.gate import check as check_gate
 from gradbench.loop import Diverged, Evaluation, Loop
 from gradbench.memory.audit import audit
 from gradbench.model.loss import CrossEntropy
 from gradbench.outcome import Cancelled, GateFailed, classify
 from gradbench.probe.timer import PhaseTimer
-from gradbench.record import Batch, EvalRecord, MakeOptimizer, MemoryRecord, Outcome, Result, StepRecord
+from gradbench.record import Batch, EvalRecord, GateReport, MakeOptimizer, MemoryRecord, Outcome, Result, StepRecord
 from gradbench.strategy.base import Strategy
 from gradbench.summary import final_metrics
 from gradbench.tracking import disk
@@ -158,13 +158,13 @@ class Cell:
         """The effective batch of the first update, on the host."""
         return next(batches(self.data, self.sizes[:1], self.seed))
 
-    def gate(self) -> gate.GateReport:
+    def gate(self) -> GateReport:
         """Compare one untimed update with plain backprop."""
         limit = self.config["gate"]["samples"]
         batch = {key: tensor[:limit] for key, tensor in self.first_batch.items()}
         # One without a schedule: it takes the batch, which may be cut down, for a whole window.
         strategy: Strategy = instantiate(self.config["strategy"])
-        return gate.check(self.build, strategy, self.loss, self.accelerator, batch)
+        return check_gate(self.build, strategy, self.loss, self.accelerator, batch)
 
     def audit(self) -> MemoryRecord:
         """Return the exact peak bytes of one un-timed update, by category."""
@@ -177,9 +177,7 @@ class Cell:
         seed_everything(self.seed)
         train = self.config["train"]
         evaluation = Evaluation(list(held_out_batches(self.data, EVAL_BATCH)), train["eval_every"])
-        loop = Loop(
-            model, self.strategy, self.loss, timer, evaluation, len(self.sizes), train["warmup"], self.device
-        )
+        loop = Loop(model, self.strategy, self.loss, timer, evaluation, len(self.sizes), train["warmup"], self.device)
         return loop, timer
 
     def facts(self) -> dict[str, Any]:
@@ -204,7 +202,7 @@ class Cell:
 def seed_everything(seed: int) -> None:
     """Seed python's, numpy's and torch's generators."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (whatever a model's initialiser draws from)
+    np.random.seed(seed)
     torch.manual_seed(seed)
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from gradbench.config import CONF, UserError, register
+from gradbench.config import CONF, UserError, check, register
 from gradbench.record import CellSpec
 
-MISTAKE, INTERRUPTED = 2, 130
-HYDRA_FLAGS = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc", "--version")
+NO_READER, MISTAKE, INTERRUPTED = 1, 2, 130
+WIDE = 200  # columns
+HYDRA_FLAGS = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output went away (`| head`); python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return NO_READER
 
 
 def _dispatch(words: list[str]) -> int:
@@ -44,6 +47,9 @@ def _dispatch(words: list[str]) -> int:
         return COMMANDS[words[0]](words[1:])
     if words and words[0] in ("-h", "--help"):
         return _help()
+    if words == ["--version"]:
+        print(f"gradbench {version('gradbench')}")
+        return 0
     return _run(words)
 
 
@@ -85,8 +91,10 @@ def _parser(name: str) -> _Parser:
 
 def _no_names(words: _Words) -> None:
     if words.names:
+        near = difflib.get_close_matches(words.names[0], COMMANDS, n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
         commands = ", ".join(COMMANDS)
-        raise UserError(f"{words.names[0]}: neither an override (key=value) nor a command ({commands})")
+        raise UserError(f"{words.names[0]}: neither an override (key=value) nor a command ({commands}){guess}")
 
 
 def _grid(words: _Words) -> tuple[tuple[CellSpec, ...], tuple[str, ...], Any]:
@@ -105,9 +113,17 @@ def _settings(words: _Words) -> dict[str, Any]:
     from gradbench.sweep.compose import Composer, DoesNotApply
 
     try:
-        return Composer(words.options.config_dir).cell(words.overrides)[0]
+        settings = Composer(words.options.config_dir).cell(words.overrides)[0]
     except DoesNotApply as error:
         raise UserError(f"{error.key}: no such key") from error
+    check(settings)
+    return settings
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """Return where people read: as wide as their terminal, and wide enough for any name where it is none."""
+    console = Console(highlight=False, stderr=stderr)
+    return console if console.is_terminal else Console(highlight=False, stderr=stderr, width=WIDE)
 
 
 def _multirun(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -122,7 +138,7 @@ def _run(argv: Sequence[str]) -> int:
     from gradbench.sweep.run import run  # imports the launchers
 
     command = ("python", "-m", "gradbench", *argv)
-    return run(cells, notes, hydra, command, Console(highlight=False))
+    return run(cells, notes, hydra, command, _console())
 
 
 def _plan(argv: Sequence[str]) -> int:
@@ -135,13 +151,13 @@ def _plan(argv: Sequence[str]) -> int:
     from gradbench.sweep.vet import vet  # imports torch
 
     done = folder.finished(Path(cells[0].config["runs"]), [cell.id for cell in cells])
-    vetted = vet(cells)
+    vetted, remarks = vet(cells)
     if words.options.json:
         print(plan.as_json(vetted, done))
-        for note in notes:
+        for note in (*notes, *remarks):
             print(note, file=sys.stderr)
     else:
-        plan.show(Console(highlight=False), vetted, done, notes)
+        plan.show(_console(), vetted, done, (*notes, *remarks))
     return 0
 
 
@@ -158,7 +174,7 @@ def _status(argv: Sequence[str]) -> int:
     if words.options.json:
         print(status.as_json(sweep.name, status.of_sweep(sweep)))
     else:
-        watch.show(sweep, Console(highlight=False), live=words.options.watch)
+        watch.show(sweep, _console(), live=words.options.watch)
     return 0
 
 
@@ -172,8 +188,10 @@ def _rerun(argv: Sequence[str]) -> int:
     from gradbench.sweep.run import rerun  # imports the launchers
 
     settings, options = _settings(words), words.options
-    console = Console(highlight=False, stderr=options.json)
-    sweep, statuses, code = rerun(settings, words.overrides, words.names, options.sweep, failed=options.failed, console=console)
+    console = _console(stderr=options.json)
+    sweep, statuses, code = rerun(
+        settings, words.overrides, words.names, options.sweep, failed=options.failed, console=console
+    )
     if options.json:
         print(status.as_json(sweep, statuses))
     return code
@@ -196,7 +214,10 @@ def _ui(argv: Sequence[str]) -> int:
     from gradbench.tracking.ui import ui
 
     settings = _settings(words)
-    return ui(Path(settings["runs"]), settings["tracking"]["uri"], words.options.port)
+    try:
+        return ui(Path(settings["runs"]), settings["tracking"]["uri"], words.options.port)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _hydra(words: list[str]) -> int:

@@ -6,6 +6,8 @@ import re
 import traceback
 from pathlib import Path
 
+from hydra.errors import InstantiationException
+
 from gradbench.record import Outcome
 
 PACKAGE = Path(__file__).parent
@@ -25,6 +27,8 @@ class Cancelled(Exception):
 
 def classify(error: BaseException, phase: str) -> tuple[Outcome, str]:
     """Return the outcome that `error`, raised in `phase`, stands for, and the reason in one line."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        error = error.__cause__  # Hydra's wrapper says only that something of ours raised
     if isinstance(error, Cancelled | KeyboardInterrupt):
         return Outcome.CANCELLED, "the user stopped it"
     if isinstance(error, GateFailed):

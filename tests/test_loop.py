@@ -61,7 +61,9 @@ def test_one_record_an_update_and_evaluations_before_between_and_after():
 def test_a_step_record_holds_what_the_update_was():
     steps = [record for record in a_loop(3, warmup=2).run(endless()) if isinstance(record, StepRecord)]
     assert [step.warmup for step in steps] == [True, True, False]
-    assert all(step.lr == 0.1 and step.samples == step.tokens == 6 and step.forwards == step.backwards == 1 for step in steps)
+    assert all(
+        step.lr == 0.1 and step.samples == step.tokens == 6 and step.forwards == step.backwards == 1 for step in steps
+    )
     for step in steps:
         phases = step.data_s + step.forward_s + step.backward_s + step.optimizer_s
         assert 0 < phases <= step.step_s
@@ -103,7 +105,7 @@ def test_divergence_is_raised_after_the_record_of_the_update():
     records, batches = [], iter([batch, batch, poisoned])
     with pytest.raises(Diverged, match=r"^loss is nan at update 3$"):
         for record in a_loop(3, every=9).run(batches):
-            records.append(record)  # noqa: PERF402 (what came before the exception is the point)
+            records.append(record)
     assert [r.update for r in records if isinstance(r, StepRecord)] == [1, 2, 3]
     assert math.isnan(records[-1].loss)
 

@@ -20,11 +20,16 @@ def raised(make):
 
 def test_a_refused_allocation_on_a_cpu_is_oom_with_phase_and_bytes():
     error = raised(lambda: torch.empty(2**58, dtype=torch.uint8))
-    assert classify(error, "forward") == (Outcome.OOM, f"out of memory in forward: the device allocator refused {2**58:,} bytes")
+    assert classify(error, "forward") == (
+        Outcome.OOM,
+        f"out of memory in forward: the device allocator refused {2**58:,} bytes",
+    )
 
 
 def test_a_refused_allocation_on_a_gpu_is_oom():
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 8 GiB")
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 8 GiB"
+    )
     assert classify(error, "backward")[0] is Outcome.OOM
     assert asked_bytes(error) == int(2.5 * 2**30)
 

@@ -38,7 +38,7 @@ def train(texts: Iterable[str], vocabulary: Vocabulary) -> Tokenizer:
     """
     for name, token in (("pad", "<pad>"), ("bos", "<bos>"), ("eos", "<eos>"), ("mask", "<mask>")):
         value, only = getattr(vocabulary, f"{name}_token_id"), _SPECIAL.index(token)
-        if value != only:
+        if value not in (only, None):
             raise ValueError(f"data.{name}_token_id={value}: a tokenizer that is trained on the spot has {only}")
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)

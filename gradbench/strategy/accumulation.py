@@ -51,6 +51,17 @@ class Accumulation(Strategy):
             return f"strategy.steps={self.steps}: more micro-batches than train.batch_size={batch_size} has samples"
         return None
 
+    def remark(self, cell: CellSpec) -> str | None:
+        """Say what becomes of a batch that K does not divide."""
+        batch_size = cell.science["train"]["batch_size"]
+        size, rest = divmod(batch_size, self.steps)
+        if self.arm is not Arm.SAME_BATCH or not rest:
+            return None
+        return (
+            f"strategy.steps={self.steps} does not divide train.batch_size={batch_size}: {rest} micro-batches of "
+            f"{size + 1} samples and {self.steps - rest} of {size}, weighted by their tokens, so the update is the same"
+        )
+
     def schedule(self, batch_size: int, updates: int) -> list[int]:
         """Return the effective batches; the last one of `same_micro_same_samples` may be a partial window."""
         self._full_window = batch_size if self.arm is Arm.SAME_BATCH else batch_size * self.steps

@@ -17,7 +17,7 @@ class Strategy(abc.ABC):
     """Own one update: from an effective batch to changed parameters.
 
     A strategy receives the optimizer as a factory, so that it may also step inside the backward pass or do without
-    one. The life of an instance: `why_not` and `schedule` before anything is built, `attach` once, `update` many
+    one. The life of an instance: `why_not`, `remark` and `schedule` before anything is built, `attach` once, `update` many
     times, `state_dict` / `load_state_dict` between two updates. `inactive` is asked after the first update.
     """
 
@@ -32,6 +32,10 @@ class Strategy(abc.ABC):
 
     def why_not(self, cell: CellSpec) -> str | None:
         """Return one sentence when this strategy makes no sense for `cell`, else None."""
+        return None
+
+    def remark(self, cell: CellSpec) -> str | None:
+        """Return one sentence that whoever asked for `cell` should know, else None."""
         return None
 
     def schedule(self, batch_size: int, updates: int) -> list[int]:

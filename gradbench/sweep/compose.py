@@ -14,6 +14,7 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.config_search_path_impl import SearchPathElement
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import create_config_search_path
 from hydra.core.object_type import ObjectType
@@ -50,10 +51,11 @@ class Composer:
         for folder in config_dirs:
             if not Path(folder).is_dir():
                 raise UserError(f"--config-dir={folder}: no such folder")
-            path.append("user", f"file://{Path(folder).absolute()}")
+            # Hydra wants the source of structured configs, the frame, to be the last.
+            path.get_path().insert(-1, SearchPathElement("user", f"file://{Path(folder).absolute()}"))
         self.folders = [CONF, *map(Path, config_dirs)]
         self._loader = ConfigLoaderImpl(path)
-        self._loader.repository = CachingConfigRepository(self._loader.repository)
+        self._loader.repository = CachingConfigRepository(self._loader.repository)  # type: ignore[assignment]
         self._parser = OverridesParser.create(config_loader=self._loader)
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
@@ -70,9 +72,10 @@ class Composer:
         defaults = [default for default in HYDRA_DEFAULTS if default.split("=")[0] not in given]
         self._check_choices(self.parse(overrides))
         try:
-            return self._loader.load_configuration("config", [*defaults, *overrides], RunMode.RUN).hydra
+            hydra: DictConfig = self._loader.load_configuration("config", [*defaults, *overrides], RunMode.RUN).hydra
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(one_line(error)) from error
+        return hydra
 
     def is_group(self, key: str) -> bool:
         """Tell whether `key` names a config group."""
@@ -126,7 +129,7 @@ class Composer:
         )
         config = self._loader._compose_config_from_defaults_list(defaults=defaults.defaults, repo=repository)
         OmegaConf.set_struct(config, True)
-        return config, dict(defaults.overrides.known_choices)
+        return config, {group: choice or "null" for group, choice in defaults.overrides.known_choices.items()}
 
     def _check_choices(self, groups: list[Override]) -> None:
         for override in groups:

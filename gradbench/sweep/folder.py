@@ -89,9 +89,10 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
 
 
 def take_over(sweep: Path) -> None:
-    """Note that this process drives the sweep now."""
+    """Note that this process drives the sweep now, unless the one that did lives: it answers for cells that wait."""
     content = load(sweep)
-    disk.write_json(sweep / disk.SWEEP, {**content, "driver": driver()})
+    if not disk.is_alive(content["driver"]):
+        disk.write_json(sweep / disk.SWEEP, {**content, "driver": driver()})
 
 
 def driver() -> dict[str, Any]:

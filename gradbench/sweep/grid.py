@@ -6,6 +6,7 @@ import difflib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 from gradbench.config import UserError, cell_id, check, science
 from gradbench.record import CellSpec
 from gradbench.sweep.compose import Composer, DoesNotApply
+from gradbench.tracking.address import resolve
 
 AXES = ("model", "size", "data", "optimizer", "strategy", "precision", "seed")
 
@@ -56,7 +58,9 @@ def _values(composer: Composer, override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [line]
     if not override.is_discrete_sweep():
-        raise UserError(f"{line}: an interval needs a search, hydra/sweeper=study; a grid takes lists, range(...) or glob(...)")
+        raise UserError(
+            f"{line}: an interval needs a search, hydra/sweeper=study; a grid takes lists, range(...) or glob(...)"
+        )
     key = override.get_key_element()
     values = list(override.sweep_string_iterator())
     if composer.is_group(override.key_or_group):
@@ -78,7 +82,15 @@ def _cell(composer: Composer, point: tuple[str, ...], swept: Sequence[str]) -> C
     except DoesNotApply as error:
         return _inapplicable(composer, point, swept, error.key)
     check(config)
+    _check_tracking(config)
     return _spec(config, choices, point, swept)
+
+
+def _check_tracking(config: dict[str, Any]) -> None:
+    try:
+        resolve(config["tracking"]["uri"], Path(config["runs"]))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _spec(config: dict[str, Any], choices: dict[str, str], point: tuple[str, ...], swept: Sequence[str]) -> CellSpec:

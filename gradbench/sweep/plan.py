@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -42,9 +43,9 @@ def _entry(cell: CellSpec, finished: bool) -> dict[str, Any]:
 
 def show(console: Console, cells: Sequence[CellSpec], finished: Collection[str], notes: Sequence[str]) -> None:
     """Print one row a cell and what a run of the same line would start."""
-    table = Table(header_style="bold")
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("id", "cell", "batch x updates", "would"):
-        table.add_column(column, no_wrap=column != "would")
+        table.add_column(column, no_wrap=column == "id", overflow="fold")
     for cell in cells:
         train = cell.science["train"]
         table.add_row(cell.id, cell.name, f"{train['batch_size']} x {train['updates']}", _would(cell, finished))

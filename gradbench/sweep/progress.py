@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 from gradbench.sweep.local import Ended, Event, Job, Started
@@ -28,7 +28,7 @@ class Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._whole = self._bars.add_task("importing torch, preparing the store", total=len(jobs))
-        self._running: dict[Path, int] = {}
+        self._running: dict[Path, TaskID] = {}
         self._ended: Counter[str] = Counter()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)

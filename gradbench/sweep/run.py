@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
-from gradbench.config import SCIENCE, Resources, UserError
+from gradbench.config import Resources, UserError
 from gradbench.record import CellSpec
 from gradbench.sweep import folder, status, table
 from gradbench.sweep.local import Job, LocalLauncher, Stop, interruptible
@@ -18,10 +18,11 @@ from gradbench.sweep.progress import Progress
 from gradbench.sweep.status import CellStatus
 from gradbench.sweep.vet import vet
 from gradbench.tracking import disk
+from gradbench.tracking.address import resolve
 from gradbench.tracking.process import Uploader
 
 NO_RESULT, INTERRUPTED = 1, 130
-LAUNCHERS = ("auto", "local")
+CHANGEABLE = ("resources", "launch", "gate", "probe")
 
 
 def run(
@@ -33,12 +34,14 @@ def run(
     for note in notes:
         console.print(note, soft_wrap=True, markup=False)
     done = {} if config["rerun"] == "all" else folder.finished(runs, [cell.id for cell in cells])
-    missing = vet([cell for cell in cells if cell.id not in done]) if len(done) < len(cells) else []
+    missing, remarks = vet([cell for cell in cells if cell.id not in done]) if len(done) < len(cells) else ([], [])
+    for remark in remarks:
+        console.print(remark, soft_wrap=True, markup=False)
     if not any(cell.skip is None for cell in missing):
         return _nothing_to_run(console, cells, missing, done)
     vetted = {cell.id: cell for cell in missing}
     cells = [vetted.get(cell.id, cell) for cell in cells]
-    order = folder.Order(tuple(command), hydra.launcher.kind, config["tracking"])
+    order = folder.Order(tuple(command), hydra.launcher.kind, _tracking(config))
     sweep = folder.create(runs, order, cells, done)
     _announce(console, sweep, cells, done)
     jobs = [_job(sweep, cell) for cell in cells if cell.id not in done and cell.skip is None]
@@ -60,12 +63,18 @@ def rerun(
     if not chosen:
         console.print(f"{sweep.name}: every cell has a result; nothing to rerun")
         return sweep.name, [], 0
-    specs = [_changed(_spec(sweep, cell), changes) for cell in chosen]
+    specs = [_changed(_spec(sweep, cell), changes, settings) for cell in chosen]
     folder.take_over(sweep)
     jobs = [_job(sweep, spec) for spec in specs]
     console.print(f"sweep {sweep.name}: the next attempt of {len(jobs)} cell(s)")
     code = _drive(console, sweep, jobs, _launcher(specs[0].config), only={spec.id for spec in specs})
     return sweep.name, [cell for cell in status.of_sweep(sweep) if cell.id in {spec.id for spec in specs}], code
+
+
+def _tracking(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what sweep.json says of the store: readable from any folder."""
+    uri = config["tracking"]["uri"]
+    return {**config["tracking"], "uri": uri and resolve(uri, Path(config["runs"])).uri}
 
 
 def _job(sweep: Path, cell: CellSpec) -> Job:
@@ -151,10 +160,14 @@ def _spec(sweep: Path, cell: CellStatus) -> CellSpec:
     return disk.load_cell(sweep / cell.id)
 
 
-def _changed(spec: CellSpec, changes: Sequence[str]) -> CellSpec:
-    """Return the cell with how and where it runs changed; what it is stays."""
+def _changed(spec: CellSpec, changes: Sequence[str], settings: Mapping[str, Any]) -> CellSpec:
+    """Return the cell with how it is run changed to what `settings` say; what it is stays."""
+    config = {**spec.config}
     for change in changes:
-        if change.lstrip("+~").split("=")[0].split(".")[0] in SCIENCE:
-            raise UserError(f"{change}: a rerun repeats the cell; it may change resources.*, launch.*, gate.*, probe.*")
-    config = OmegaConf.merge(OmegaConf.create(dict(spec.config)), OmegaConf.from_dotlist(list(changes)))
-    return dataclasses.replace(spec, config=OmegaConf.to_container(config))  # type: ignore[arg-type]
+        room, _, key = change.split("=")[0].partition(".")
+        if room in CHANGEABLE and key in settings[room]:
+            config[room] = {**config[room], key: settings[room][key]}
+        elif change.split("=")[0] != "runs":
+            allowed = ", ".join(f"{room}.*" for room in CHANGEABLE)
+            raise UserError(f"{change}: a rerun repeats the cell; it may change {allowed}")
+    return dataclasses.replace(spec, config=config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,9 +33,10 @@ def show(console: Console, cells: Sequence[CellStatus], title: str | None = None
 
 def table(cells: Sequence[CellStatus], title: str | None = None) -> Table:
     """Return one row a cell."""
-    made = Table(title=title, title_justify="left", header_style="bold")
-    for column in COLUMNS:
-        made.add_column(column, justify="left" if column in ("cell", "outcome") else "right", no_wrap=True)
+    made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    made.add_column(COLUMNS[0], overflow="fold")
+    for column in COLUMNS[1:]:
+        made.add_column(column, justify="left" if column == "outcome" else "right", no_wrap=True)
     for cell in cells:
         made.add_row(cell.name, word(cell), *numbers(cell))
     return made

@@ -13,13 +13,20 @@ from gradbench.record import CellSpec
 from gradbench.strategy.base import Strategy
 
 
-def vet(cells: Iterable[CellSpec]) -> list[CellSpec]:
-    """Return the cells, those that their strategy refuses marked as skipped with its sentence.
+def vet(cells: Iterable[CellSpec]) -> tuple[list[CellSpec], list[str]]:
+    """Return the cells, those that their strategy refuses marked as skipped, and what else the strategies say of them.
 
     Raises:
         UserError: a strategy cannot be constructed from its keys.
     """
-    return [cell if cell.skip else replace(cell, skip=_strategy(cell).why_not(cell)) for cell in cells]
+    vetted, remarks = [], dict[str | None, None]()
+    for cell in cells:
+        if cell.skip is None:
+            strategy = _strategy(cell)
+            cell = replace(cell, skip=strategy.why_not(cell))
+            remarks[strategy.remark(cell)] = None
+        vetted.append(cell)
+    return vetted, [remark for remark in remarks if remark]
 
 
 def _strategy(cell: CellSpec) -> Strategy:

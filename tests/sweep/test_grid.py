@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -41,7 +40,14 @@ def test_names_are_readable_and_distinct(composer):
 
 def test_id_ignores_how_and_where_it_runs(composer):
     (plain,) = cells(composer)
-    (moved,) = cells(composer, "runs=/elsewhere", "tracking.uri=http://x", "resources.mem_gb=3", "launch.workers=1", "probe.audit=false")
+    (moved,) = cells(
+        composer,
+        "runs=/elsewhere",
+        "tracking.uri=http://x",
+        "resources.mem_gb=3",
+        "launch.workers=1",
+        "probe.audit=false",
+    )
     assert plain.id == moved.id
     (other,) = cells(composer, "train.updates=61")
     assert other.id != plain.id
@@ -49,7 +55,13 @@ def test_id_ignores_how_and_where_it_runs(composer):
 
 def test_id_is_the_same_in_another_process_with_another_hash_seed(composer):
     code = "from gradbench.sweep.compose import Composer as C; from gradbench.sweep.grid import expand as e; print(e(C(), [], multirun=False).cells[0].id)"
-    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout.strip() == cells(composer)[0].id
 
 
@@ -73,7 +85,9 @@ def test_H1_a_key_that_applies_nowhere_is_a_mistake(composer):
 
 
 def test_H1_the_shared_key_reaches_every_optimizer(composer):
-    assert {cell.science["optimizer"]["lr"] for cell in cells(composer, "optimizer=glob(*)", "optimizer.lr=0.25")} == {0.25}
+    assert {cell.science["optimizer"]["lr"] for cell in cells(composer, "optimizer=glob(*)", "optimizer.lr=0.25")} == {
+        0.25
+    }
 
 
 def test_H2_auxiliary_files_are_no_cells_and_yml_is_reported(tmp_path):
@@ -88,10 +102,19 @@ def test_H2_auxiliary_files_are_no_cells_and_yml_is_reported(tmp_path):
 
 
 def test_H6_impossible_cells_are_skipped_with_a_sentence(composer):
-    vetted = vet(cells(composer, "strategy=glob(*)", "train.batch_size=2"))
+    vetted, _remarks = vet(cells(composer, "strategy=glob(*)", "train.batch_size=2"))
     skipped = [cell for cell in vetted if cell.skip]
     assert [cell.axes["strategy"] for cell in skipped] == ["accumulation"]
     assert "train.batch_size=2" in skipped[0].skip
+
+
+def test_a_batch_that_does_not_divide_is_remarked_upon_once(composer):
+    _cells, remarks = vet(cells(composer, *PAPER, "train.batch_size=10"))
+    assert remarks == [
+        "strategy.steps=4 does not divide train.batch_size=10: 2 micro-batches of 3 samples and 2 of 2, "
+        "weighted by their tokens, so the update is the same"
+    ]
+    assert vet(cells(composer, *PAPER))[1] == []
 
 
 def test_H7_duplicates_run_once(composer):
@@ -143,6 +166,7 @@ def test_S18_ids_are_short_whatever_the_overrides(composer):
         ("seed=-1", "seed=-1: must be between 0 and 2**32 - 1"),
         ("resources.mem_gb=-1", "resources.mem_gb=-1.0: must not be negative"),
         ("launch.workers=0", "launch.workers=0: must be 1 or more"),
+        ("tracking.uri=ftp://x", "tracking.uri=ftp://x: no such store; allowed: null (a database in the runs folder), sqlite:///FILE.db, http://HOST:PORT, https://HOST"),
         ("rerun=some", "rerun=some: must be one of missing, all"),
         ("trian.updates=1", "trian.updates: no such key; did you mean train.updates?"),
         ("optimizer=glob(zz*)", "optimizer=glob(zz*): matches nothing; allowed: adadelta, adagrad, adam, cg, sgd"),
@@ -165,6 +189,8 @@ def test_several_values_need_multirun(composer):
 
 def test_a_thousand_cells_share_compositions(composer, monkeypatch):
     composed = []
-    monkeypatch.setattr(Composer, "_compose", lambda self, groups, real=Composer._compose: composed.append(1) or real(self, groups))
+    monkeypatch.setattr(
+        Composer, "_compose", lambda self, groups, real=Composer._compose: composed.append(1) or real(self, groups)
+    )
     found = cells(Composer(), "optimizer=glob(*)", "seed=range(20)")
     assert (len(found), len(composed)) == (100, 5)

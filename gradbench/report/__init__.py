@@ -1,1 +1,0 @@
-"""See DESIGN: one room of the house."""
