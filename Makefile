@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help grid grid-all test test-all lint format bench ui clean
+.PHONY: help grid grid-all lr-sweep test test-all lint format bench ui clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,15 @@ grid: $(READY)  ## the main job: five optimizers x three strategies on the defau
 
 grid-all: $(READY)  ## the same on all four models: 60 cells
 	$(PY) -m gradbench -m 'model=glob(*)' 'optimizer=glob(*)' 'strategy=glob(*)'
+
+LR_GRIDS := sgd=0.03,0.1,0.3,1,3 adam=0.001,0.003,0.01,0.03,0.1 adagrad=0.003,0.01,0.03,0.1,0.3,1 \
+	adadelta=1,3,10,30,100 cg=0.01,0.03,0.1,0.3,1
+
+lr-sweep: $(READY)  ## the sweep behind the learning rates of conf/optimizer/: 208 cells, minutes
+	for grid in $(LR_GRIDS); do \
+		$(PY) -m gradbench -m 'model=glob(*)' seed=0,1 optimizer=$${grid%=*} optimizer.lr=$${grid#*=} \
+			gate.enabled=false probe.audit=false || exit; \
+	done
 
 ui: $(READY)  ## browse the results in MLflow
 	$(PY) -m gradbench ui

@@ -200,10 +200,13 @@ def _rerun(argv: Sequence[str]) -> int:
 def _sync(argv: Sequence[str]) -> int:
     words = _sort(argv, _parser("sync"))
     _no_names(words)
-    from gradbench.sweep.folder import all_sweeps
+    from gradbench.sweep import folder, status
     from gradbench.tracking.uploader import sync  # imports mlflow
 
-    return 0 if sync(all_sweeps(Path(_settings(words)["runs"]))) else 1
+    sweeps = folder.all_sweeps(Path(_settings(words)["runs"]))
+    for sweep in sweeps:
+        status.of_sweep(sweep)  # an attempt that nobody saw die gets its outcome first
+    return 0 if sync(sweeps) else 1
 
 
 def _ui(argv: Sequence[str]) -> int:
@@ -224,9 +227,11 @@ def _hydra(words: list[str]) -> int:
     """Let Hydra answer what is Hydra's: --cfg, --info, shell completion."""
     import hydra  # its decorator reads sys.argv
 
+    from gradbench.sweep.compose import VERSION_BASE
+
     register()
     sys.argv = [sys.argv[0], *words]
-    hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda _cfg: None)()
+    hydra.main(config_path=str(CONF), config_name="config", version_base=VERSION_BASE)(lambda _cfg: None)()
     return 0
 
 

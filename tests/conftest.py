@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +31,16 @@ def chromium() -> str:
     """The path of a real headless browser's driver."""
     require("browser", bool(shutil.which("chromium") and shutil.which("chromedriver")), "chromium with its driver")
     return str(shutil.which("chromium"))
+
+
+@pytest.fixture
+def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of its own, of a megabyte or what the test asks for."""
+    folder = Path(tempfile.mkdtemp(prefix="gradbench-disk-"))  # pytest could not tidy up a mount of a killed test
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', '1m')}", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") and subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
+    if mounted:
+        yield folder
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    folder.rmdir()
+    require("mount", bool(mounted), "the right to mount a small disk")

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from gradbench import gate
-from gradbench.model import llama, modernbert, nanovlm, vit
 from gradbench.model.loss import CrossEntropy
 from gradbench.record import UpdateRecord
 from gradbench.strategy.accumulation import Accumulation
@@ -20,20 +19,9 @@ from gradbench.strategy.backprop import split
 from gradbench.strategy.base import Strategy
 from gradbench.strategy.checkpointing import Checkpointing
 from gradbench.strategy.standard import Standard
+from tests.small import MODELS, batch_of, build_of
 
 LOSS = CrossEntropy()
-BODY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-TEXT = {"vocab_size": 64, "max_position_embeddings": 64, **IDS}
-LLAMA = BODY | TEXT | {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-PICTURE = {"patch_size": 4, "image_size": 16, "num_channels": 3}
-
-MODELS = {
-    "vit": functools.partial(vit.build, **BODY, **PICTURE, num_labels=10),
-    "llama": functools.partial(llama.build, **LLAMA),
-    "modernbert": functools.partial(modernbert.build, **BODY, **TEXT, local_attention=8, global_attn_every_n_layers=2),
-    "nanovlm": functools.partial(nanovlm.build, vision=BODY | PICTURE, language=LLAMA, pixel_shuffle=2),
-}
 STRATEGIES = [Standard, Checkpointing, Accumulation, functools.partial(Accumulation, steps=3)]
 
 
@@ -55,26 +43,6 @@ def accelerator(request):
 def fp32():
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(cpu=True)
-
-
-def build_of(name, **changed):
-    def build():
-        torch.manual_seed(0)
-        return MODELS[name](**changed).train()
-
-    return build
-
-
-def batch_of(name, samples=8):
-    """Return a batch whose samples have ever more live labels, so that a mean of means is another mean."""
-    draws = torch.Generator().manual_seed(1)
-    pictures = {"pixel_values": torch.randn(samples, 3, 16, 16, generator=draws)}
-    if name == "vit":
-        return pictures | {"labels": torch.randint(10, (samples,), generator=draws)}
-    text = torch.randint(3, 64, (samples, 16), generator=draws)
-    live = torch.arange(16) < 2 * torch.arange(1, samples + 1).unsqueeze(1)
-    batch = {"input_ids": text, "attention_mask": torch.ones_like(text), "labels": torch.where(live, text, -100)}
-    return batch | pictures if name == "nanovlm" else batch
 
 
 def check(name, strategy, accelerator, batch=None, **changed):

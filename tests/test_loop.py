@@ -102,10 +102,9 @@ def test_B1_evaluation_is_outside_the_clock(monkeypatch):
 def test_divergence_is_raised_after_the_record_of_the_update():
     batch = a_batch(6)
     poisoned = {**batch, "inputs": batch["inputs"] * math.inf}
-    records, batches = [], iter([batch, batch, poisoned])
+    records, run = [], a_loop(3, every=9).run(iter([batch, batch, poisoned]))
     with pytest.raises(Diverged, match=r"^loss is nan at update 3$"):
-        for record in a_loop(3, every=9).run(batches):
-            records.append(record)
+        records.extend(run)  # a list keeps what came before the exception
     assert [r.update for r in records if isinstance(r, StepRecord)] == [1, 2, 3]
     assert math.isnan(records[-1].loss)
 

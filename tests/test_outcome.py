@@ -39,7 +39,7 @@ def test_memory_error_is_the_hosts():
 
 
 def test_a_failure_names_type_message_and_our_last_line():
-    outcome, reason = classify(raised(lambda: check({"sice": 1})), "set-up")
+    _outcome, reason = classify(raised(lambda: check({"sice": 1})), "set-up")
     assert reason.startswith("UserError: sice: no such key")
     assert "gradbench/config.py:" in reason
     assert reason.endswith("in check)")

@@ -21,7 +21,7 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, index: int, draw: int) -> Sample:
-        """Return sample `index`; `draw` seeds whatever is random about it (masking, augmentation), and nothing else does."""
+        """Return sample `index`; `draw` alone seeds what is random about it (masking, augmentation)."""
 
 
 class Data(abc.ABC):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from gradbench.data.base import Data, Sample, Split
 from gradbench.data.images import Pictures, scale
-from gradbench.data.store import Array, Arrays
+from gradbench.data.store import Arrays
 from gradbench.data.text import Blocks, pad, shifted, to_arrays
 from gradbench.data.tokenizer import Vocabulary, encode
 from gradbench.record import Batch
@@ -29,10 +29,11 @@ class Turn:
 class CaptionSplit(Split):
     """The turns that are on this side of the split."""
 
-    def __init__(self, pictures: Pictures, shown: Array, texts: Blocks, answers: Array) -> None:
-        """Take of every turn the index of its picture, its text, and where in the text the answer starts."""
-        self.pictures, self.shown = pictures, shown.tolist()
-        self._texts, self._answers = texts, answers.tolist()
+    def __init__(self, pictures: Pictures, arrays: Arrays, side: str) -> None:
+        """Take the pictures, and the turns of this side as `turns_to_arrays` made them."""
+        self.pictures, self.shown = pictures, arrays[f"{side}_pictures"].tolist()
+        self._texts = Blocks(arrays[f"{side}_tokens"], arrays[f"{side}_ends"])
+        self._answers = arrays[f"{side}_answers"].tolist()
 
     def __len__(self) -> int:
         """Return the number of turns."""
@@ -52,18 +53,9 @@ class Captions(Data):
     The labels are those of a causal model, live on the answer and on the eos behind it.
     """
 
-    def __init__(self, pictures: Pictures, arrays: Arrays, sha256: str, pad_token_id: int) -> None:
-        """Take the pictures of both sides, and the texts of each as `turns_to_arrays` made them."""
-        self.train, self.held_out = (
-            CaptionSplit(
-                pictures,
-                arrays[f"{side}_pictures"],
-                Blocks(arrays[f"{side}_tokens"], arrays[f"{side}_ends"]),
-                arrays[f"{side}_answers"],
-            )
-            for side in ("train", "held_out")
-        )
-        self.sha256, self._pad_token_id = sha256, pad_token_id
+    def __init__(self, train: CaptionSplit, held_out: CaptionSplit, sha256: str, pad_token_id: int) -> None:
+        """Take both sides."""
+        self.train, self.held_out, self.sha256, self._pad_token_id = train, held_out, sha256, pad_token_id
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Stack the pictures and pad the texts."""

@@ -19,7 +19,11 @@ _SIDE, _CLASSES, _WHITE = 8, 10, 16
 
 
 def images(
-    num_labels: int = _CLASSES, image_size: int = _SIDE, num_channels: int = 1, held_out: int = 256, cache: Path | None = None
+    num_labels: int = _CLASSES,
+    image_size: int = _SIDE,
+    num_channels: int = 1,
+    held_out: int = 256,
+    cache: Path | None = None,
 ) -> Images:
     """Load the digits; they are small enough to need no cache. Raises ValueError for a shape that they don't have."""
     for name, value, only in (

@@ -20,10 +20,11 @@ import torch
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont, features
 
-from gradbench.data.captions import Captions, Turn, turns_to_arrays
+from gradbench.data.captions import Captions, CaptionSplit, Turn, turns_to_arrays
 from gradbench.data.split import hold_out
 from gradbench.data.store import Array, Arrays, cached, key_of, sha256_of_arrays
-from gradbench.data.tokenizer import VERSION, Vocabulary, train
+from gradbench.data.tokenizer import VERSION, Vocabulary, to_be_trained
+from gradbench.data.tokenizer import train as train_tokenizer
 
 _KINDS = {
     "Lu": "capital letter",
@@ -65,12 +66,13 @@ def captions(
         raise ValueError(f"data.num_channels={num_channels}: glyphs have 1, their brightness")
     if image_size < 8:
         raise ValueError(f"data.image_size={image_size}: a glyph needs 8 pixels or more")
-    shared, font = Vocabulary(**vocabulary), _font()
+    shared, font = to_be_trained(**vocabulary), _font()
     versions = PIL.__version__, str(features.version("freetype2")), unicodedata.unidata_version, VERSION
     key = key_of(font, *versions, repr(shared), sequence_length, image_size, held_out)
     arrays = cached(cache, "glyphs", key, partial(_build, font, sequence_length, image_size, held_out, shared))
     pictures = torch.from_numpy(arrays["pictures"])[:, None]
-    return Captions(pictures, arrays, sha256_of_arrays(arrays), shared.pad_token_id)
+    sides = [CaptionSplit(pictures, arrays, side) for side in ("train", "held_out")]
+    return Captions(sides[0], sides[1], sha256_of_arrays(arrays), shared.pad_token_id)
 
 
 def _build(font: bytes, sequence_length: int, image_size: int, held_out: int, vocabulary: Vocabulary) -> Arrays:
@@ -81,7 +83,7 @@ def _build(font: bytes, sequence_length: int, image_size: int, held_out: int, vo
     # Glyphs that look the same (A, Alpha) stay on one side.
     held = hold_out([pictures[turn.picture].tobytes() for turn in turns], held_out)
     sides = [[turn for turn, is_held in zip(turns, held, strict=True) if is_held is side] for side in (False, True)]
-    tokenizer = train((f"{turn.question} {turn.answer}" for turn in sides[0]), vocabulary)
+    tokenizer = train_tokenizer((f"{turn.question} {turn.answer}" for turn in sides[0]), vocabulary)
     texts = Arrays()
     for name, side in zip(("train", "held_out"), sides, strict=True):
         texts |= turns_to_arrays(name, side, tokenizer, vocabulary, sequence_length)

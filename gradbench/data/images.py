@@ -13,7 +13,7 @@ from gradbench.record import Batch
 
 
 class Pictures(Protocol):
-    """Pictures by index, each [channels, height, width] in uint8: a tensor of them, or files that are read when asked."""
+    """Pictures by index, uint8 [channels, height, width]: a tensor of them, or files that are read when asked."""
 
     def __getitem__(self, index: int, /) -> Tensor:
         """Return one picture."""

@@ -9,16 +9,16 @@ import ast
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-
 from pydoc_data.topics import topics
 
-from gradbench.data.split import evenly, hold_out
+from gradbench.data.split import evenly, hold_out, require_some
 from gradbench.data.store import Arrays, cached, key_of
 from gradbench.data.text import Masking, Text, causal, to_arrays
-from gradbench.data.tokenizer import VERSION, Vocabulary, encode, pack, train
+from gradbench.data.tokenizer import VERSION, Vocabulary, encode, pack, to_be_trained, train
 
 Document = tuple[str, ...]
 """The paragraphs of a topic or of a module."""
@@ -28,23 +28,25 @@ def masked_text(
     sequence_length: int, mlm_probability: float, held_out: int = 256, cache: Path | None = None, **vocabulary: int
 ) -> Text:
     """Load the text for masked modelling; `vocabulary` are the fields of `Vocabulary`."""
-    shared = Vocabulary(**vocabulary)
+    shared = to_be_trained(**vocabulary)
     task = Masking(shared, mlm_probability)
     return Text(_load(sequence_length, held_out, cache, shared), task, shared.pad_token_id)
 
 
 def causal_text(sequence_length: int, held_out: int = 256, cache: Path | None = None, **vocabulary: int) -> Text:
     """Load the same blocks for causal modelling."""
-    shared = Vocabulary(**vocabulary)
+    shared = to_be_trained(**vocabulary)
     return Text(_load(sequence_length, held_out, cache, shared), causal, shared.pad_token_id)
 
 
 def _load(sequence_length: int, held_out: int, cache: Path | None, vocabulary: Vocabulary) -> Arrays:
-    if sequence_length < 3:
-        raise ValueError(f"data.sequence_length={sequence_length}: must be 3 or more, for a token between bos and eos")
+    """Return the blocks of both sides. They are the same for both tasks: the tokenizer has a mask token anyway."""
+    require_some(held_out)
+    vocabulary = replace(vocabulary, mask_token_id=None)
     sources = {path.stem: path.read_bytes() for path in _modules()}
-    content = chain.from_iterable(sorted(topics.items())), chain.from_iterable(sources.items())
-    key = key_of(*chain(*content), repr(vocabulary), sequence_length, held_out, VERSION)
+    content: list[str | bytes] = list(chain(*sorted(topics.items())))
+    content.extend(chain(*sources.items()))
+    key = key_of(*content, repr(vocabulary), sequence_length, held_out, VERSION)
     return cached(cache, "manual", key, partial(_build, sources, sequence_length, held_out, vocabulary))
 
 
@@ -53,7 +55,7 @@ def _build(sources: dict[str, bytes], sequence_length: int, held_out: int, vocab
     documents = _documents(sources)
     paragraphs = [(name, text) for name, document in documents.items() for text in document]
     # Short paragraphs share a block: twice as many of them are surely enough.
-    held = hold_out([name for name, _ in paragraphs], 2 * held_out)
+    held = hold_out([name for name, _ in paragraphs], held_out, times=2)
     held_names = {name for (name, _), is_held in zip(paragraphs, held, strict=True) if is_held}
     tokenizer = train((text for name, text in paragraphs if name not in held_names), vocabulary)
 
@@ -61,9 +63,10 @@ def _build(sources: dict[str, bytes], sequence_length: int, held_out: int, vocab
         for name in names:
             yield from pack(encode(tokenizer, documents[name]), sequence_length, vocabulary)
 
-    train_blocks = blocks(name for name in documents if name not in held_names)
-    held_blocks = evenly(list(blocks(sorted(held_names))), held_out)
-    return to_arrays("train", train_blocks) | to_arrays("held_out", held_blocks)
+    train_blocks = list(blocks(name for name in documents if name not in held_names))
+    seen = set(map(tuple, train_blocks))  # the last words of a long paragraph may be anybody's
+    held_blocks = [block for block in blocks(sorted(held_names)) if tuple(block) not in seen]
+    return to_arrays("train", train_blocks) | to_arrays("held_out", evenly(held_blocks, held_out))
 
 
 def _documents(sources: dict[str, bytes]) -> dict[str, Document]:
@@ -96,5 +99,13 @@ def _modules() -> list[Path]:
 
 def _docstrings(source: bytes) -> list[str]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, documented))
+    nodes = (node for node in _statements(ast.parse(source)) if isinstance(node, documented))
     return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield `node` and every statement in it; `ast.walk` would visit their expressions too, which are nine in ten."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler):
+            yield from _statements(child)

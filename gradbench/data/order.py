@@ -32,7 +32,7 @@ def batches(
     """
     for size in sizes:
         if size < 1 or size % world:
-            raise ValueError(f"train.batch_size: {size} samples per update; must be a positive multiple of {world} process(es)")
+            raise ValueError(f"train.batch_size={size}: must be a positive multiple of the {world} process(es)")
     loader: DataLoader[Sample] = DataLoader(
         _Placed(data.train),
         batch_sampler=_Stream(len(data.train), sizes, seed, rank, world, start),

@@ -24,12 +24,13 @@ _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 def cached(cache: Path | None, name: str, key: str, build: Callable[[], Arrays]) -> Arrays:
     """Return what `build` returns, from `<cache>/<name>-<key>.npz` where that file exists and is whole.
 
+    `key` stands for what goes in; the code of this package is counted in, so that what an older one made is not found.
     Any number of processes may ask at once: one builds, the others wait for it. Without a cache all of them build.
     """
     if cache is None:
         return build()
     cache.mkdir(parents=True, exist_ok=True)
-    path = cache / f"{name}-{key[:16]}.npz"
+    path = cache / f"{name}-{key_of(key, *_code())[:16]}.npz"
     arrays = _read(path)
     if arrays is not None:
         return arrays
@@ -59,11 +60,16 @@ def sha256_of_arrays(arrays: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
+def _code() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+
+
 def _read(path: Path) -> Arrays | None:
     """Return the arrays of a file, None where it is absent, torn or damaged (the format has checksums)."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        # numpy closes what it opened itself only when it could read it.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except _UNREADABLE:
         return None
 

@@ -39,9 +39,9 @@ class Blocks:
 
 def to_arrays(side: str, blocks: Iterable[Sequence[int]]) -> Arrays:
     """Return the blocks of one side as arrays that can be kept."""
-    kept = list(blocks)
+    kept = [np.array(block, dtype=np.int32) for block in blocks]  # a tenth of the lists' memory
     ends = np.cumsum([len(block) for block in kept], dtype=np.int64)
-    tokens = np.fromiter((token for block in kept for token in block), dtype=np.int32, count=int(ends[-1]) if kept else 0)
+    tokens = np.concatenate(kept) if kept else np.empty(0, dtype=np.int32)
     return {f"{side}_tokens": tokens, f"{side}_ends": ends}
 
 
@@ -62,12 +62,13 @@ class TextSplit(Split):
 
 
 class Text(Data):
-    """Blocks of text under one task: `input_ids`, `attention_mask` and `labels`, all [B, T] with T the longest block."""
+    """Blocks of text under one task: `input_ids`, `attention_mask`, `labels`, all [B, T], T the longest block."""
 
     def __init__(self, arrays: Arrays, make_sample: MakeSample, pad_token_id: int) -> None:
         """Take both sides as `to_arrays` made them."""
         self.train, self.held_out = (
-            TextSplit(Blocks(arrays[f"{side}_tokens"], arrays[f"{side}_ends"]), make_sample) for side in ("train", "held_out")
+            TextSplit(Blocks(arrays[f"{side}_tokens"], arrays[f"{side}_ends"]), make_sample)
+            for side in ("train", "held_out")
         )
         self.sha256 = sha256_of_arrays(arrays)
         self._pad_token_id = pad_token_id

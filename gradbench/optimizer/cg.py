@@ -2,8 +2,7 @@
 
 `w += lr d`, `d = -g + beta d_prev`: every step bends the steepest descent towards the last direction. On a quadratic
 with an exact line search all rules for beta are one method and end in n steps; on a noisy loss they differ, and beta
-acts as a momentum that measures itself. Rules: FR (Fletcher and Reeves 1964), PR+ (Polak and Ribière 1969; Gilbert and
-Nocedal 1992), HS (Hestenes and Stiefel 1952), DY (Dai and Yuan 1999), DY-HS (Dai and Yuan 2001). Restarts: Powell 1977.
+acts as a momentum that measures itself. The rules are in `cg_beta`. Restarts: Powell 1977. Line search: Armijo 1966.
 
 All parameters, of all groups, are ONE flat vector, and the inner products are taken over all of it. Public
 implementations take one beta per tensor, or norms where squared norms belong: those are other methods.
@@ -14,80 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from gradbench.optimizer.cg_beta import RULES, Products
+
 DESCENT = 1e-10
 """A direction whose cosine with -g is below this is no descent direction."""
 
 POWELL = 0.2
 """Successive gradients whose inner product exceeds this share of |g|^2 are too far from orthogonal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Products:
-    """Global inner products of one step, 0-d: g the gradient, d the last direction, y = g - g_prev."""
-
-    gg: Tensor
-    gg_prev: Tensor  # g_prev.g_prev
-    gy: Tensor
-    dy: Tensor
-
-
-class Rule(NamedTuple):
-    """A formula for beta, and whether it needs the last gradient (4 bytes more per fp32 parameter)."""
-
-    beta: Callable[[Products], Tensor]
-    keeps_gradient: bool
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    tiny = torch.finfo(denominator.dtype).tiny
-    return torch.where(denominator.abs() <= tiny, 0.0, numerator / denominator)
-
-
-def fr(p: Products) -> Tensor:
-    """Return Fletcher and Reeves' beta, a ratio of squared norms."""
-    return _ratio(p.gg, p.gg_prev)
-
-
-def pr_plus(p: Products) -> Tensor:
-    """Return Polak and Ribière's beta, 0 where it is negative."""
-    return _ratio(p.gy, p.gg_prev).clamp(min=0)
-
-
-def hs(p: Products) -> Tensor:
-    """Return Hestenes and Stiefel's beta."""
-    return _ratio(p.gy, p.dy)
-
-
-def hs_plus(p: Products) -> Tensor:
-    """Return Hestenes and Stiefel's beta, 0 where it is negative."""
-    return hs(p).clamp(min=0)
-
-
-def dy(p: Products) -> Tensor:
-    """Return Dai and Yuan's beta."""
-    return _ratio(p.gg, p.dy)
-
-
-def dy_hs(p: Products) -> Tensor:
-    """Return the hybrid of Dai and Yuan: the smaller of DY and HS, 0 where that is negative."""
-    return torch.minimum(dy(p), hs(p)).clamp(min=0)
-
-
-RULES = {
-    "fr": Rule(fr, keeps_gradient=False),
-    "pr+": Rule(pr_plus, keeps_gradient=True),
-    "hs": Rule(hs, keeps_gradient=True),
-    "hs+": Rule(hs_plus, keeps_gradient=True),
-    "dy": Rule(dy, keeps_gradient=False),
-    "dy-hs": Rule(dy_hs, keeps_gradient=True),
-}
 
 LINE_SEARCHES = (None, "armijo")
 

@@ -7,15 +7,16 @@ experiments, so they have names: the three arms of `Arm`.
 from __future__ import annotations
 
 import enum
-import math
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from accelerate import Accelerator
 from torch import nn
 
 from gradbench.record import Batch, CellSpec, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
 from gradbench.strategy.backprop import Backprop, split
-from gradbench.strategy.base import Strategy
+from gradbench.strategy.base import Strategy, require_count
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class Arm(enum.StrEnum):
@@ -37,8 +38,7 @@ class Accumulation(Strategy):
 
     def __init__(self, steps: int = 4, arm: str = Arm.SAME_BATCH) -> None:
         """Choose K = `steps` and the comparison."""
-        if steps < 1:
-            raise ValueError(f"strategy.steps={steps}: must be 1 or more")
+        require_count("strategy.steps", steps)
         if arm not in list(Arm):
             raise ValueError(f"strategy.arm={arm}: must be one of {', '.join(Arm)}")
         self.steps, self.arm = steps, Arm(arm)
@@ -82,4 +82,4 @@ class Accumulation(Strategy):
         """Do one optimizer step on `batch`, cut into K micro-batches; a partial window has fewer, not smaller ones."""
         samples = len(batch["labels"]) * self._world
         window = self._full_window or samples
-        return self._backprop.update(split(batch, max(1, math.ceil(self.steps * samples / window))))
+        return self._backprop.update(split(batch, max(1, -(-self.steps * samples // window))))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradbench.record import Batch, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
 from gradbench.record import Batch, CellSpec, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class Strategy(abc.ABC):
     """Own one update: from an effective batch to changed parameters.
 
     A strategy receives the optimizer as a factory, so that it may also step inside the backward pass or do without
-    one. The life of an instance: `why_not`, `remark` and `schedule` before anything is built, `attach` once, `update` many
-    times, `state_dict` / `load_state_dict` between two updates. `inactive` is asked after the first update.
+    one. The life of an instance: `why_not`, `remark` and `schedule` before anything is built, `attach` once, `update`
+    many times, `state_dict` / `load_state_dict` between two updates. `inactive` is asked after the first update.
     """
 
     exact: ClassVar[bool]
@@ -64,3 +66,9 @@ class Strategy(abc.ABC):
         """Restore what `state_dict` returned, after `attach`."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+
+
+def require_count(key: str, value: Any) -> None:
+    """Raise a ValueError of one line unless `value` is a whole number from 1 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{key}={value}: must be a whole number, 1 or more")

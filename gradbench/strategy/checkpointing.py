@@ -7,17 +7,17 @@ re-entrant kind silently drops gradients of blocks whose inputs need none) and a
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from accelerate import Accelerator
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gradbench.record import Batch, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
 from gradbench.strategy.backprop import Backprop
-from gradbench.strategy.base import Strategy
+from gradbench.strategy.base import Strategy, require_count
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class Checkpointing(Strategy):
@@ -27,8 +27,9 @@ class Checkpointing(Strategy):
 
     def __init__(self, every_n_layers: int = 1, preserve_rng_state: bool = True) -> None:
         """Choose the blocks; `preserve_rng_state=False` is wrong under dropout, and there for the gate to catch."""
-        if every_n_layers < 1:
-            raise ValueError(f"strategy.every_n_layers={every_n_layers}: must be 1 or more")
+        require_count("strategy.every_n_layers", every_n_layers)
+        if preserve_rng_state not in (True, False):
+            raise ValueError(f"strategy.preserve_rng_state={preserve_rng_state}: must be true or false")
         self.every_n_layers, self.preserve_rng_state = every_n_layers, preserve_rng_state
         self._passes = self._backwards = 0
 
@@ -45,8 +46,7 @@ class Checkpointing(Strategy):
                 },
                 every_n_layers=self.every_n_layers,
             )
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        self._blocks = [layer for layer in layers if layer.gradient_checkpointing]
+        self._blocks = [block for block in _blocks(model) if block.gradient_checkpointing]
         self._watch()
         self._backprop = Backprop(model, make_optimizer, loss, accelerator, phase)
         self.optimizers = [self._backprop.optimizer]
@@ -79,7 +79,18 @@ class Checkpointing(Strategy):
             first.register_forward_hook(count)
 
 
-def _outermost_transformers(model: nn.Module) -> list[PreTrainedModel]:
-    if isinstance(model, PreTrainedModel):
+def _outermost_transformers(model: nn.Module) -> list[Any]:
+    """Return the Hugging Face models, known by what they offer: to import their class would cost seconds."""
+    if hasattr(model, "activation_checkpointing_enable"):
         return [model]
     return [found for child in model.children() for found in _outermost_transformers(child)]
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the innermost modules that can be checkpointed; the transformers around them carry the flag too."""
+    flagged = [module for module in model.modules() if _has_flag(module)]
+    return [module for module in flagged if not any(_has_flag(inner) for inner in list(module.modules())[1:])]
+
+
+def _has_flag(module: nn.Module) -> bool:
+    return hasattr(module, "gradient_checkpointing")

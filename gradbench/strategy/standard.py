@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from accelerate import Accelerator
 from torch import nn
 
 from gradbench.record import Batch, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
 from gradbench.strategy.backprop import Backprop
 from gradbench.strategy.base import Strategy
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class Standard(Strategy):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.config_search_path_impl import SearchPathElement
@@ -28,6 +29,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from gradbench.config import CONF, UserError, register
 
+VERSION_BASE = "1.3"
 HYDRA_DEFAULTS = ("hydra/launcher=auto", "hydra/sweeper=grid")
 
 
@@ -46,6 +48,7 @@ class Composer:
     def __init__(self, config_dirs: Sequence[str] = ()) -> None:
         """Read nothing yet; `config_dirs` are searched after gradbench's own."""
         register()
+        version.setbase(VERSION_BASE)  # as hydra.main(version_base=...) does
         Plugins.instance()
         path = create_config_search_path(str(CONF))
         for folder in config_dirs:
@@ -82,9 +85,15 @@ class Composer:
         return bool(self._loader.repository.group_exists(key))
 
     def choices(self, group: str) -> list[str]:
-        """Return the choices of a group that `glob(*)` sees: YAML files, auxiliary ones (`_name.yaml`) left out."""
+        """Return the choices of a group that `glob(*)` sees: YAML files, auxiliary ones (`_name.yaml`) left out.
+
+        Hydra's own launchers and sweepers are none of them: they would run cells without gradbench's outcomes.
+        """
         options = self._loader.repository.get_group_options(group, ObjectType.CONFIG)
-        return sorted(option for option in options if not option.startswith("_"))
+        return sorted(option for option in options if not option.startswith("_") and self._is_ours(group, option))
+
+    def _is_ours(self, group: str, choice: str) -> bool:
+        return any((folder / group / f"{choice}.yaml").is_file() for folder in self.folders)
 
     def ignored_files(self, group: str) -> list[Path]:
         """Return files of a group that Hydra never reads because of their ending."""
@@ -136,14 +145,15 @@ class Composer:
             group, value = override.key_or_group, override.value()
             if override.is_delete() or not isinstance(value, str) or not self.is_group(group):
                 continue
-            if not self._loader.repository.config_exists(f"{group}/{value}"):
+            if not self._is_ours(group, value):
                 raise UserError(self._unknown(group, value))
 
     def _unknown(self, group: str, value: str) -> str:
         choices = self.choices(group)
         near = difflib.get_close_matches(value, choices, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        return f"{group}={value}: unknown {group.split('/')[-1]}; allowed: {', '.join(choices)}{guess}"
+        unread = [f"; {file} is not read: rename it to .yaml" for file in self.ignored_files(group) if file.stem == value]
+        return f"{group}={value}: unknown {group.split('/')[-1]}; allowed: {', '.join(choices)}{guess}{''.join(unread)}"
 
     def _apply(self, override: Override, config: DictConfig) -> None:
         try:

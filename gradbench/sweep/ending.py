@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from gradbench.record import Outcome, Result
 from gradbench.tracking import disk
 
@@ -22,6 +24,8 @@ _CRASHES = frozenset(
 )
 _STOPPED = frozenset({Outcome.CANCELLED, Outcome.PREEMPTED})
 """What a cell calls its end by SIGTERM, whose reason it can't know."""
+_MEMORY_ERROR = re.compile(r"(?:numpy\.\S*\._Array)?MemoryError\b")
+"""What Python and numpy print last when the host has no memory to give."""
 
 _TAIL_BYTES = 8192
 
@@ -45,6 +49,8 @@ def explain(death: Death, last_line: str = "") -> Verdict:
         return Outcome.LOST, f"killed by {name_of(death.signal)}"
     if death.exit_code == 0:
         return Outcome.LOST, "ended without a result (exit code 0)"
+    if death.exit_code == 1 and _MEMORY_ERROR.match(last_line):
+        return Outcome.HOST_OOM, f"the host's memory ran out: {last_line}"
     said = f": {last_line}" if death.exit_code == 1 and last_line else ""
     return Outcome.FAILED, f"exited with code {death.exit_code}{said}"
 
@@ -67,33 +73,58 @@ def settle(attempt: Path, death: Death, verdict: Verdict | None = None) -> Resul
     What the process wrote stands, however it died afterwards. `verdict` is the word of whoever killed it: it goes
     before what the death looks like, and before the process's own "I was stopped", which does not know why.
     """
-    written = disk.load_result(attempt)
-    # A cell never writes `lost`: that is a `status` elsewhere which saw it dead before we did.
-    if written is None or written.outcome is Outcome.LOST:
+    written = _own_result(attempt)
+    if written is None:
         result = posthumous(attempt, *(verdict or explain(death, last_line(attempt / disk.LOG))))
     elif verdict and written.outcome in _STOPPED:
         result = dataclasses.replace(written, outcome=verdict[0], reason=verdict[1])
     else:
         return written
-    with contextlib.suppress(OSError):  # a full disk must not take the other cells along; the caller has the result
+    try:
         disk.save_result(attempt, result)
+    except OSError as error:  # a full disk must not take the other cells along; the caller has the result
+        reason = f"{result.reason} (its result could not be written: {error.strerror or error})"
+        return dataclasses.replace(result, reason=reason)
     return result
+
+
+def has_result(attempt: Path) -> bool:
+    """Tell whether the process of an attempt has written its result."""
+    return _own_result(attempt) is not None
+
+
+def _own_result(attempt: Path) -> Result | None:
+    """Return what the process of an attempt wrote, if it is a result.
+
+    A cell never writes `lost`: that is a `status` elsewhere which took it for dead. And it may write rubbish.
+    """
+    try:
+        result = disk.load_result(attempt)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return None if result is None or result.outcome is Outcome.LOST else result
 
 
 def reconcile(attempt: Path) -> Result | None:
     """Return how an attempt ended; None while it runs, or where this machine can't know.
 
-    An attempt that has no result although its process is gone becomes `lost`, which is written.
+    An attempt that has no result although its process is gone is `lost`, which is written where that is possible.
     """
     state = disk.read_json(attempt / disk.STATE)
     if disk.is_alive(state) is not False:
         return disk.load_result(attempt)
     result = disk.load_result(attempt)  # read after the look at the process, which may have ended in between
-    if result is None:
-        who = f"its process ({state['pid']} on {state['host']})" if state else "whoever was to start it"
-        result = posthumous(attempt, Outcome.LOST, f"{who} is gone and left no result", _last_change(attempt))
-        disk.save_result(attempt, result)
-    return result
+    if result is not None:
+        return result
+    who = f"its process ({state['pid']} on {state['host']})" if state else "whoever was to start it"
+    lost = posthumous(attempt, Outcome.LOST, f"{who} is gone and left no result", _last_change(attempt))
+    try:
+        disk.save_result(attempt, lost, replace=False)
+    except FileExistsError:  # its zygote, which knows more, has settled it meanwhile
+        return disk.load_result(attempt)
+    except OSError:  # somebody else's sweep, or a full disk
+        return lost
+    return lost
 
 
 def posthumous(attempt: Path, outcome: Outcome, reason: str, ended_unix_s: float | None = None) -> Result:
@@ -114,12 +145,16 @@ def posthumous(attempt: Path, outcome: Outcome, reason: str, ended_unix_s: float
 def _updates(attempt: Path) -> int:
     try:
         return int(disk.load_config(attempt)["train"]["updates"])
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         return 0
 
 
 def _last_change(attempt: Path) -> float:
-    return max(path.stat().st_mtime for path in (attempt, *attempt.iterdir()))
+    times = [attempt.stat().st_mtime]
+    for path in attempt.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a temporary file that has just been put in place
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def last_line(path: Path) -> str:
@@ -132,31 +167,3 @@ def last_line(path: Path) -> str:
     except FileNotFoundError:
         return ""
     return lines[-1].strip() if lines else ""
-
-
-def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes the kernel has killed for memory: in our cgroup, else on the host."""
-    for path in (*_cgroup_counters(root), root / "proc/vmstat"):
-        with contextlib.suppress(OSError):
-            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
-                return int(found[1])
-    return 0
-
-
-def _cgroup_counters(root: Path) -> list[Path]:
-    """Return where our cgroup's counter may lie, v1 and v2; inside a container the cgroup is mounted as the root."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    paths = []
-    for line in lines:
-        _, controllers, cgroup = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
-        elif not controllers:
-            mount, name = root / "sys/fs/cgroup", "memory.events"
-        else:
-            continue
-        paths += [mount / cgroup.lstrip("/") / name, mount / name]
-    return paths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import subprocess
@@ -139,7 +138,7 @@ def load(sweep: Path) -> dict[str, Any]:
 def all_sweeps(runs: Path) -> list[Path]:
     """Return the sweep folders, oldest first."""
     try:
-        entries = [Path(entry.path) for entry in os.scandir(runs) if entry.is_dir()]
+        entries = list(runs.iterdir())
     except FileNotFoundError:
         return []
     return sorted((path for path in entries if (path / disk.SWEEP).is_file()), key=_age)
@@ -169,8 +168,7 @@ def finished(runs: Path, ids: Iterable[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     wanted = set(ids)
     for sweep in all_sweeps(runs):
-        present = wanted.intersection(entry.name for entry in os.scandir(sweep) if entry.is_dir())
-        for cell_id in present:
+        for cell_id in wanted.intersection(path.name for path in sweep.iterdir()):
             attempt = final_attempt(sweep / cell_id)
             if attempt is not None:
                 found[cell_id] = attempt

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from gradbench.sweep.local import Ended, Event, Job, Started
+from gradbench.sweep.job import Ended, Event, Job, Started
 from gradbench.tracking import disk
 
 REFRESH_S = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from gradbench.config import Resources, UserError
-from gradbench.record import CellSpec
+from gradbench.record import CellSpec, Result
 from gradbench.sweep import folder, status, table
-from gradbench.sweep.local import Job, LocalLauncher, Stop, interruptible
+from gradbench.sweep.interrupt import Stop, interruptible
+from gradbench.sweep.job import Ended, Job
+from gradbench.sweep.local import LocalLauncher
 from gradbench.sweep.progress import Progress
 from gradbench.sweep.status import CellStatus
-from gradbench.sweep.vet import vet
 from gradbench.tracking import disk
 from gradbench.tracking.address import resolve
 from gradbench.tracking.process import Uploader
@@ -34,7 +36,7 @@ def run(
     for note in notes:
         console.print(note, soft_wrap=True, markup=False)
     done = {} if config["rerun"] == "all" else folder.finished(runs, [cell.id for cell in cells])
-    missing, remarks = vet([cell for cell in cells if cell.id not in done]) if len(done) < len(cells) else ([], [])
+    missing, remarks = _vetted([cell for cell in cells if cell.id not in done])
     for remark in remarks:
         console.print(remark, soft_wrap=True, markup=False)
     if not any(cell.skip is None for cell in missing):
@@ -77,6 +79,15 @@ def _tracking(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config["tracking"], "uri": uri and resolve(uri, Path(config["runs"])).uri}
 
 
+def _vetted(cells: Sequence[CellSpec]) -> tuple[list[CellSpec], list[str]]:
+    """Return the cells as their strategies judge them, and what the strategies remark."""
+    if not cells:
+        return [], []
+    from gradbench.sweep.vet import vet  # imports torch, for which a finished sweep would wait two seconds
+
+    return vet(cells)
+
+
 def _job(sweep: Path, cell: CellSpec) -> Job:
     return Job(sweep / cell.id, cell, Resources(**cell.config["resources"]))
 
@@ -113,11 +124,19 @@ def _drive(
     console: Console, sweep: Path, jobs: Sequence[Job], launcher: LocalLauncher, only: set[str] | None = None
 ) -> int:
     """Run jobs to their outcomes with MLflow's copy beside them; Ctrl-C ends it early and in order."""
+    told: dict[str, Result] = {}
     with interruptible() as stop:
-        with Uploader(sweep) as uploader, Progress(console, jobs) as progress:
-            for event in launcher.run(jobs, stop):
+        with (
+            Uploader(sweep) as uploader,
+            Progress(console, jobs) as progress,
+            contextlib.closing(launcher.run(jobs, stop)) as events,  # whatever happens here, no cell runs on
+        ):
+            for event in events:
                 progress.note(event)
-        cells = [cell for cell in status.of_sweep(sweep) if only is None or cell.id in only]
+                if isinstance(event, Ended):
+                    told[event.job.spec.id] = event.result
+        cells = status.of_sweep(sweep, told)
+        cells = [cell for cell in cells if only is None or cell.id in only]
         table.show(console, cells)
         console.print(uploader.summary(), soft_wrap=True, markup=False)
         return _exit_code(cells, stop)

@@ -46,11 +46,23 @@ def of_finished(cell: CellSpec, attempt: Path) -> CellStatus:
     return _of_attempt(attempt.parent.parent, {"id": cell.id, "name": cell.name, "axes": cell.axes}, attempt, None)
 
 
-def of_sweep(sweep: Path) -> list[CellStatus]:
-    """Return the status of every cell, those that turn out to be dead marked as lost on disk."""
+def of_sweep(sweep: Path, told: Mapping[str, Result] | None = None) -> list[CellStatus]:
+    """Return the status of every cell, those that turn out to be dead marked as lost on disk.
+
+    `told` are results that its driver has heard of: they count where a full disk could not hold them.
+    """
     content = folder.load(sweep)
     driver_alive = disk.is_alive(content["driver"])
-    return [_of_cell(sweep, brief, driver_alive) for brief in content["cells"]]
+    cells = [_of_cell(sweep, brief, driver_alive) for brief in content["cells"]]
+    return [_as_told(sweep, cell, (told or {}).get(cell.id)) for cell in cells]
+
+
+def _as_told(sweep: Path, cell: CellStatus, result: Result | None) -> CellStatus:
+    if result is None or cell.outcome not in (None, Outcome.LOST):
+        return cell
+    return dataclasses.replace(
+        cell, outcome=result.outcome, state="ended", reason=result.reason, rerun=rerun_command(sweep, cell.id)
+    )
 
 
 def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:

@@ -28,22 +28,25 @@ SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.js
 STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write `content` so that `path` holds all of it or what it held before."""
-    text = json.dumps(encode(content), ensure_ascii=False, allow_nan=False, indent=1)
+def write_json(path: Path, content: Any, *, replace: bool = True) -> None:
+    """Write `content` so that `path` holds all of it or what it held before; see `_write` for `replace`."""
+    _write(path, json.dumps(encode(content), ensure_ascii=False, allow_nan=False, indent=1) + "\n", replace=replace)
+
+
+def _write(path: Path, text: str, *, replace: bool = True) -> None:
+    """Write a file whole or not at all; one that exists is left alone, with `FileExistsError`, unless `replace`."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except BaseException:
+        (os.replace if replace else os.link)(temporary, path)
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> Any | None:
@@ -121,16 +124,19 @@ def load_cell(cell: Path) -> CellSpec:
     return CellSpec(**{**content, "overrides": tuple(content["overrides"])})
 
 
-def save_result(attempt: Path, result: Result) -> None:
-    """Write the result of an attempt: the last file it gets."""
-    write_json(attempt / RESULT, result)
+def save_result(attempt: Path, result: Result, *, replace: bool = True) -> None:
+    """Write the result of an attempt, the last file it gets; `FileExistsError` when it has one, unless `replace`."""
+    write_json(attempt / RESULT, result, replace=replace)
 
 
 def load_result(attempt: Path) -> Result | None:
     """Return the result of an attempt, None while it has none."""
     content = read_json(attempt / RESULT)
-    if content is None:
-        return None
+    return None if content is None else to_result(content)
+
+
+def to_result(content: Mapping[str, Any]) -> Result:
+    """Return the result that was encoded so."""
     metrics = {key: float(value) for key, value in content["metrics"].items()}  # "nan" is a number again
     return Result(**{**content, "outcome": Outcome(content["outcome"]), "metrics": metrics})
 
@@ -225,7 +231,7 @@ def last_update(attempt: Path) -> int:
 
 def save_config(attempt: Path, config: Mapping[str, Any]) -> None:
     """Write the frozen, resolved config of an attempt."""
-    (attempt / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    _write(attempt / CONFIG, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 
 def load_config(attempt: Path) -> dict[str, Any]:

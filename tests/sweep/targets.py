@@ -1,9 +1,10 @@
 """Cells that die in every way there is; none imports torch. `do` of the frozen config names one, `arg` tunes it."""
 
 import atexit
+import contextlib
 import ctypes
-import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from gradbench.tracking import disk
 
 MARK = {"cells": 0}
 MB = 2**20
+FOREVER_S = 300
 
 
 def run(attempt: Path) -> None:
@@ -30,9 +32,29 @@ def save(attempt, outcome=Outcome.OK, reason=None, **facts):
     disk.save_result(attempt, Result(outcome, reason, 3, 3, time.time(), time.time(), socket.gethostname(), {}, facts))
 
 
+def wait_for(condition):
+    end = time.monotonic() + FOREVER_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def do_ok(attempt, arg):
-    time.sleep(arg or 0)
     save(attempt)
+
+
+def do_wait(attempt, arg):
+    """Run until the sweep's folder holds a file of that name."""
+    (attempt / "here").touch()
+    wait_for((attempt.parent.parent / arg).exists)
+    save(attempt)
+
+
+def do_meet(attempt, arg):
+    """Run until so many cells do, and tell what they see."""
+    (attempt / "here").touch()
+    wait_for(lambda: len(list(attempt.parent.parent.glob("*/1/here"))) >= arg)
+    do_look(attempt, arg)
 
 
 def do_look(attempt, arg):
@@ -40,7 +62,6 @@ def do_look(attempt, arg):
     MARK["cells"] += 1
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     print("printed by", attempt.parent.name)
-    time.sleep(arg or 0)
     save(
         attempt,
         mark=MARK["cells"],
@@ -57,12 +78,13 @@ def do_raise(attempt, arg):
 
 
 def do_memory_error(attempt, arg):
-    raise MemoryError
+    bytearray(2**60)
 
 
 def do_kill(attempt, arg):
+    print("last words")
     os.kill(os.getpid(), arg)
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 def do_segfault(attempt, arg):
@@ -80,8 +102,12 @@ def do_vanish(attempt, arg):
 def do_hang(attempt, arg):
     if arg == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    (attempt / "hangs").touch()
-    time.sleep(300)
+    (attempt / "here").touch()
+    time.sleep(FOREVER_S)
+
+
+def do_stop_itself(attempt, arg):
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def do_polite(attempt, arg):
@@ -92,13 +118,13 @@ def do_polite(attempt, arg):
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    (attempt / "hangs").touch()
-    time.sleep(300)
+    (attempt / "here").touch()
+    time.sleep(FOREVER_S)
 
 
 def do_hang_after_result(attempt, arg):
     save(attempt)
-    time.sleep(300)
+    time.sleep(FOREVER_S)
 
 
 def do_die_after_result(attempt, arg):
@@ -108,35 +134,63 @@ def do_die_after_result(attempt, arg):
 
 def do_hang_at_exit(attempt, arg):
     """Leave a thread and an exit handler, either of which would keep an ordinary process."""
-    threading.Thread(target=time.sleep, args=(300,)).start()
-    atexit.register(time.sleep, 300)
+    threading.Thread(target=time.sleep, args=(FOREVER_S,)).start()
+    atexit.register(time.sleep, FOREVER_S)
     save(attempt)
 
 
 def do_eat(attempt, arg):
-    """Take `arg` MB more and more, up to a bound that spares the machine."""
+    """Take more and more memory, up to a bound that spares the machine."""
     hoard = []
     for _ in range(60):
         hoard.append(os.urandom(MB) * 10)
         time.sleep(0.02)
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 def do_eat_in_child(attempt, arg):
     """Let a child process take the memory."""
-    subprocess.run([sys.executable, "-c", "import time; x = b'x' * (400 * 2**20); time.sleep(60)"], check=False)
+    script = f"import time; x = b'x' * {400 * MB}; time.sleep({FOREVER_S})"
+    subprocess.run([sys.executable, "-c", script], check=False)
 
 
 def do_leave_children(attempt, arg):
-    """Leave one process in the cell's group and one in a session of its own."""
-    sleepers = [subprocess.Popen(["sleep", "300"], start_new_session=apart) for apart in (False, True)]
-    (attempt / "children.json").write_text(json.dumps([process.pid for process in sleepers]))
+    """Leave a process in the cell's group, one in a session of its own, and a family with sessions of their own."""
+    family = f"setsid sleep {FOREVER_S} & touch {attempt}/family; wait"
+    subprocess.Popen(["sleep", str(FOREVER_S)])
+    subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True)
+    subprocess.Popen(["sh", "-c", family], start_new_session=True)
+    wait_for((attempt / "family").exists)
     if arg == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     save(attempt)
 
 
+def do_scribble(attempt, arg):
+    """Leave rubbish for a result."""
+    (attempt / disk.RESULT).write_text(arg)
+    sys.exit(3)
+
+
+def do_remove(attempt, arg):
+    shutil.rmtree(attempt)
+
+
+def do_fill(attempt, arg):
+    """Fill the disk to the last byte; `ballast` is there when it is full."""
+    ballast = attempt.parent.parent / "ballast"
+    with ballast.with_suffix(".part").open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    ballast.with_suffix(".part").rename(ballast)
+    raise ValueError("what now")
+
+
 def do_kill_zygote(attempt, arg):
-    time.sleep(arg or 0)
+    """Kill the worker process once so many cells run."""
+    (attempt / "here").touch()
+    wait_for(lambda: len(list(attempt.parent.parent.glob("*/1/here"))) >= (arg or 1))
     os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(300)
+    time.sleep(FOREVER_S)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from gradbench.record import Outcome, Result
-from gradbench.sweep.ending import Death, explain, last_line, oom_kills, posthumous, reconcile, settle
+from gradbench.sweep.ending import Death, explain, has_result, last_line, posthumous, reconcile, settle
 from gradbench.tracking import disk
 
 MESSAGE = "ValueError: no"
@@ -49,6 +49,25 @@ def test_a_death_is_explained(death, outcome, reason):
     assert explain(death, MESSAGE) == (outcome, reason)
 
 
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [
+        ("MemoryError", Outcome.HOST_OOM),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 EiB", Outcome.HOST_OOM),
+        ("torch.OutOfMemoryError: CUDA out of memory", Outcome.FAILED),  # the device's, of which the cell tells itself
+        ("MemoryErrorOfMine: x", Outcome.FAILED),
+    ],
+)
+def test_the_hosts_memory_error_is_told_from_others(last, outcome):
+    assert explain(Death(exit_code=1), last)[0] is outcome
+
+
+def test_numpy_says_so_in_these_words():
+    error = "import numpy; numpy.ones(2**50)"
+    said = subprocess.run([sys.executable, "-c", error], capture_output=True, text=True).stderr.splitlines()[-1]
+    assert explain(Death(exit_code=1), said)[0] is Outcome.HOST_OOM
+
+
 def test_a_result_that_was_written_stands_however_the_process_died(attempt):
     disk.save_result(attempt, result(Outcome.DIVERGED, "at update 5"))
     assert settle(attempt, Death(signal=signal.SIGSEGV)) == result(Outcome.DIVERGED, "at update 5")
@@ -79,8 +98,22 @@ def test_a_posthumous_result_tells_what_the_folder_does(attempt):
 
 def test_a_result_can_be_given_where_nothing_can_be_written(attempt):
     attempt.rename(attempt.with_name("moved"))  # as good as a full disk, and root can't overrule it
-    assert settle(attempt, Death(exit_code=3)).outcome is Outcome.FAILED
+    reason = "exited with code 3 (its result could not be written: No such file or directory)"
+    assert settle(attempt, Death(exit_code=3)).reason == reason
     assert not attempt.exists()
+
+
+@pytest.mark.parametrize("rubbish", ["", "{", "[]", "{}", '{"outcome": "splendid", "metrics": {}}'])
+def test_rubbish_is_no_result(attempt, rubbish):
+    (attempt / disk.RESULT).write_text(rubbish)
+    assert not has_result(attempt)
+    assert settle(attempt, Death(exit_code=3)).reason == "exited with code 3"
+    assert has_result(attempt)
+
+
+def test_a_hasty_lost_is_no_result_of_the_cell(attempt):
+    disk.save_result(attempt, result(Outcome.LOST))
+    assert not has_result(attempt)
 
 
 def test_M4_an_attempt_whose_process_was_killed_is_lost(attempt):
@@ -108,6 +141,34 @@ def test_reconcile_leaves_alone_what_it_cannot_know_and_what_has_a_result(attemp
     assert reconcile(attempt) == result(Outcome.OK)
 
 
+@pytest.mark.parametrize("moment", ["save_result", "load_result"])
+def test_reconcile_does_not_overwrite_what_the_zygote_settles_meanwhile(attempt, monkeypatch, moment):
+    """Let the zygote come between any two steps of `reconcile`."""
+    settled, step = result(Outcome.FAILED, "exited with code 3"), getattr(disk, moment)
+
+    def intrude(*arguments, **options):
+        monkeypatch.undo()
+        answer = step(*arguments, **options) if moment == "load_result" else None
+        disk.save_result(attempt, settled)
+        return answer or step(*arguments, **options)
+
+    monkeypatch.setattr(disk, moment, intrude)
+    assert reconcile(attempt) == settled
+    assert disk.load_result(attempt) == settled
+    assert not list(attempt.glob(".*")), "no temporary file is left"
+
+
+def test_reconcile_and_a_file_that_vanishes_under_its_hands(attempt, monkeypatch):
+    listed = list(attempt.iterdir())
+    monkeypatch.setattr("pathlib.Path.iterdir", lambda _: iter([*listed, attempt / ".result.json.temporary"]))
+    assert reconcile(attempt).outcome is Outcome.LOST
+
+
+def test_a_torn_config_does_not_hide_how_it_ended(attempt):
+    (attempt / disk.CONFIG).write_text('train: {"updates')
+    assert posthumous(attempt, Outcome.TIMEOUT, "too long").updates == 0
+
+
 def test_reconcile_of_an_attempt_that_nobody_started(attempt):
     assert reconcile(attempt).reason == "whoever was to start it is gone and left no result"
 
@@ -117,25 +178,3 @@ def test_the_last_line_of_a_long_log(tmp_path):
     log.write_bytes(b"\xff" + b"noise\n" * 10_000 + b"the end\n\n")
     assert last_line(log) == "the end"
     assert last_line(tmp_path / "none") == ""
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "file"),
-    [
-        ("0::/job/step", "sys/fs/cgroup/job/step/memory.events"),
-        ("0::/job/step", "sys/fs/cgroup/memory.events"),
-        ("9:cpu:/\n4:memory:/slurm/job\n0::/", "sys/fs/cgroup/memory/slurm/job/memory.oom_control"),
-        ("4:cpuset,memory:/docker/1", "sys/fs/cgroup/memory/memory.oom_control"),
-        ("0::/", "proc/vmstat"),
-    ],
-)
-def test_the_kernels_count_of_oom_kills_is_found(tmp_path, cgroup, file):
-    files = {"proc/self/cgroup": cgroup, "proc/vmstat": "pgfault 5\noom_kill 1\n"}
-    for name, text in (files | {file: "oom 9\noom_kill 7\noom_group_kill 3\n"}).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert oom_kills(tmp_path) == 7
-
-
-def test_without_a_counter_nothing_was_killed_for_memory(tmp_path):
-    assert oom_kills(tmp_path) == 0

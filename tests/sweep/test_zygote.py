@@ -1,124 +1,150 @@
-import json
-import os
-import runpy
-import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
-from gradbench.sweep.zygote import memory_bytes
+from gradbench.record import Outcome
+from gradbench.sweep.channel import Channel
 from gradbench.tracking import disk
+from tests.sweep.cells import make_job, wait_for
 
-HERE = Path(__file__).parent
-make_job = runpy.run_path(str(HERE / "driver.py"))["make_job"]
+pytestmark = pytest.mark.usefixtures("no_orphans")
 
 
 class Driver:
     """The other end of a real zygote."""
 
     def __init__(self, sweep, *options):
-        self.sweep = sweep
-        self.channel, theirs = socket.socketpair()
+        self.sweep, self.messages = sweep, []
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gradbench.sweep.zygote", f"--channel={theirs.fileno()}", "--target=targets:run",
                  "--stop_s=0.5", "--exit_s=0.5", *options],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
-        self.lines = self.channel.makefile()
 
     def hear(self):
-        return json.loads(self.lines.readline())
+        """Return the next message, None when the zygote is gone."""
+        while not self.messages:
+            if (heard := self.channel.receive(60)) is None:
+                return None
+            self.messages = heard
+        return self.messages.pop(0)
 
-    def ask(self, **message):
-        self.channel.sendall(json.dumps(message).encode() + b"\n")
+    def hear_end(self, attempt):
+        """Return how an attempt ended."""
+        while (message := self.hear()).get("ended") != str(attempt):
+            pass
+        return disk.to_result(message["result"])
 
     def run(self, name, do, arg=None, **limits):
         job = make_job(self.sweep, name, do, arg)
         attempt = disk.new_attempt(job.cell)
         disk.save_config(attempt, job.spec.config)
-        self.ask(run={"attempt": str(attempt), **limits})
+        self.channel.send({"run": {"attempt": str(attempt), "name": name, **limits}})
         return attempt
 
-    def hang_up(self):
-        self.lines.close()
+    def close(self):
+        """End it, and return what it said on stderr."""
         self.channel.close()
+        self.process.kill()
+        return self.process.communicate()[1]
 
 
 @pytest.fixture
-def driver(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{HERE.parent.parent}:{HERE}")
+def driver(tmp_path, no_orphans):
     driver = Driver(tmp_path / "sweep", "--preload", "no_such_module")
     yield driver
-    driver.hang_up()
-    driver.process.kill()
-    driver.process.communicate()
+    driver.close()
 
 
-def wait_for(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def test_the_protocol(driver):
+@pytest.fixture
+def zygote(driver):
+    """The driver of a zygote that is ready."""
     assert driver.hear() == {"ready": driver.process.pid}
-    attempt = driver.run("a", "ok")
-    started = driver.hear()
+    return driver
+
+
+def test_the_protocol(zygote):
+    attempt = zygote.run("a", "ok")
+    started = zygote.hear()
     assert started == {"started": str(attempt), "pid": started["pid"]}
-    assert driver.hear() == {"ended": str(attempt), "result": disk.read_json(attempt / disk.RESULT)}
-    assert disk.read_json(attempt / disk.STATE)["pid"] == started["pid"] != driver.process.pid
+    assert zygote.hear() == {"ended": str(attempt), "result": disk.read_json(attempt / disk.RESULT)}
+    assert disk.read_json(attempt / disk.STATE)["pid"] == started["pid"] != zygote.process.pid
 
 
-def test_stop_ends_one_cell_and_not_its_neighbour(driver):
-    driver.hear()
-    stopped, other = driver.run("a", "hang"), driver.run("b", "ok", 1.0)
-    wait_for((stopped / "hangs").exists)
-    driver.ask(stop=str(stopped))
-    driver.ask(stop="nobody's")
-    ended = [message for message in (driver.hear() for _ in range(4)) if "ended" in message]
-    assert [(end["ended"], end["result"]["outcome"]) for end in ended] == [
-        (str(stopped), "cancelled"),
-        (str(other), "ok"),
-    ]
+def test_stop_ends_one_cell_and_not_its_neighbour(zygote):
+    stopped, other = zygote.run("a", "hang"), zygote.run("b", "wait", "go")
+    wait_for(lambda: (stopped / "here").exists() and (other / "here").exists())
+    zygote.channel.send({"stop": "nobody's"})
+    zygote.channel.send({"stop": str(stopped)})
+    assert zygote.hear_end(stopped).outcome is Outcome.CANCELLED
+    (zygote.sweep / "go").touch()
+    assert zygote.hear_end(other).outcome is Outcome.OK
 
 
-def test_without_its_driver_it_sees_its_cells_to_their_ends_and_exits(driver):
-    driver.hear()
-    attempts = [driver.run("a", "ok", 0.6), driver.run("b", "hang", time_limit_s=0.4), driver.run("c", "exit", 3)]
-    assert [driver.hear().get("started") for _ in range(3)] == [str(attempt) for attempt in attempts]
-    driver.hang_up()
-    assert driver.process.wait(timeout=10) == 0
+def test_without_its_driver_it_sees_its_cells_to_their_ends_and_exits(zygote):
+    attempts = [zygote.run("a", "wait", "go"), zygote.run("b", "hang", time_limit_s=0.4), zygote.run("c", "exit", 3)]
+    wait_for((attempts[0] / "here").exists)
+    zygote.channel.close()
+    (zygote.sweep / "go").touch()
+    assert zygote.process.wait(timeout=30) == 0
     assert [disk.load_result(attempt).outcome for attempt in attempts] == ["ok", "timeout", "failed"]
 
 
-def test_its_cells_die_with_it(driver):
-    driver.hear()
-    attempt = driver.run("a", "hang", "deaf")
-    pid = driver.hear()["pid"]
-    wait_for((attempt / "hangs").exists)
-    driver.process.kill()
-    wait_for(lambda: memory_bytes(pid) == 0 or not disk.is_alive(disk.read_json(attempt / disk.STATE)))
+def test_its_cells_die_with_it(zygote):
+    attempt = zygote.run("a", "hang", "deaf")
+    cell = psutil.Process(zygote.hear()["pid"])
+    wait_for((attempt / "here").exists)
+    zygote.process.kill()
+    wait_for(lambda: not cell.is_running() or cell.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_target_that_cannot_be_imported_ends_it(tmp_path, monkeypatch):
+def test_a_target_that_cannot_be_imported_ends_it(tmp_path):
     driver = Driver(tmp_path, "--target=no_such_module:run")
-    assert driver.lines.readline() == ""
-    assert b"ModuleNotFoundError: No module named 'no_such_module'" in driver.process.communicate()[1]
-    driver.hang_up()
+    assert driver.hear() is None
+    assert b"ModuleNotFoundError: No module named 'no_such_module'" in driver.close()
 
 
-def test_memory_is_that_of_the_whole_tree():
-    alone = memory_bytes(os.getpid())
-    script = "x = b'x' * (64 * 2**20); print('up', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        child.stdout.readline()
-        together = memory_bytes(os.getpid())
-        child.send_signal(signal.SIGKILL)
-    assert together - alone > 60 * 2**20
-    assert memory_bytes(child.pid) == 0
+def test_a_cell_that_removes_its_folder_is_told_of_and_costs_nobody(zygote):
+    removed, other = zygote.run("a", "remove"), zygote.run("b", "wait", "go")
+    result = zygote.hear_end(removed)
+    assert result.outcome is Outcome.LOST
+    assert "its result could not be written: No such file or directory" in result.reason
+    (zygote.sweep / "go").touch()
+    assert zygote.hear_end(other).outcome is Outcome.OK
+
+
+def test_a_cell_that_somebody_took_for_lost_runs_on(zygote):
+    attempt = zygote.run("a", "wait", "go")
+    wait_for((attempt / "here").exists)
+    disk.save_result(attempt, disk.to_result({**OK, "outcome": "lost"}))
+    time.sleep(1.2)  # longer than it may live once its own result is there (--exit_s, and a tick)
+    (zygote.sweep / "go").touch()
+    assert zygote.hear_end(attempt).outcome is Outcome.OK
+    assert disk.load_result(attempt).outcome is Outcome.OK
+
+
+def test_a_fork_that_is_refused_fails_one_cell_and_not_the_zygote(zygote, cgroup):
+    folder = cgroup("pids", "pids.max", "pids.max", 1)
+    (folder / "cgroup.procs").write_text(str(zygote.process.pid))
+    attempt = zygote.run("a", "ok")
+    assert zygote.hear_end(attempt).reason == "no process could be started: Resource temporarily unavailable"
+    (folder / "pids.max").write_text("max")
+    assert zygote.hear_end(zygote.run("b", "ok")).outcome is Outcome.OK
+
+
+def test_a_driver_that_does_not_listen_holds_nobody_up(zygote):
+    attempts = [zygote.run(f"a{n}", "ok") for n in range(20)]
+    late = zygote.run("b", "hang", time_limit_s=0.2)
+    wait_for(lambda: all((attempt / disk.RESULT).exists() for attempt in (*attempts, late)))
+    assert zygote.hear_end(late).outcome is Outcome.TIMEOUT
+
+
+OK = {"outcome": "ok", "reason": None, "updates_done": 3, "updates": 3, "started_unix_s": 1.0, "ended_unix_s": 2.0,
+      "host": "here", "metrics": {}, "facts": {}}  # fmt: skip

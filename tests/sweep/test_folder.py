@@ -1,0 +1,144 @@
+"""Sweep folders: unique, found again, never overwritten."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradbench.config import UserError
+from gradbench.record import Outcome
+from gradbench.sweep import folder
+from gradbench.tracking import disk
+from tests.tracking.folders import make_attempt, make_spec, make_sweep
+
+ORDER = folder.Order(("python", "-m", "gradbench"), "local", {"uri": None, "experiment": "gradbench"})
+MAKE = """
+import sys
+from pathlib import Path
+from gradbench.sweep import folder
+order = folder.Order(("x",), "local", {"uri": None, "experiment": "e"})
+print(folder.create(Path(sys.argv[1]), order, [], {}).name)
+"""
+
+
+def test_a_sweep_records_its_recipe(tmp_path):
+    spec = make_spec()
+    content = folder.load(folder.create(tmp_path, ORDER, [spec], {}))
+    assert content["command"] == ["python", "-m", "gradbench"]
+    assert content["versions"]["torch"]
+    assert content["driver"]["pid"] == os.getpid()
+    assert [cell["id"] for cell in content["cells"]] == [spec.id]
+    git = content["git"]
+    assert git is None or (len(git["commit"]) == 40 and git["dirty"] == bool(git["diff"]))
+
+
+def test_H3_sweeps_of_one_second_have_folders_of_their_own(tmp_path):
+    command = [sys.executable, "-c", MAKE, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    names = {process.communicate()[0].strip() for process in processes}
+    assert len(names) == 4
+    assert {path.name for path in folder.all_sweeps(tmp_path)} == names
+
+
+def test_sweeps_of_one_second_are_in_the_order_of_their_making(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder.time, "strftime", lambda _format: "20261201-120000")
+    made = [folder.create(tmp_path, ORDER, [], {}) for _ in range(11)]
+    assert folder.all_sweeps(tmp_path) == made
+    assert folder.find(tmp_path, None) == made[-1]
+
+
+def test_H4_a_new_attempt_touches_no_older_one(tmp_path):
+    specs = [make_spec(f"{n:012d}") for n in range(4)]
+    sweep = make_sweep(tmp_path, specs)
+    for n, spec in enumerate(specs):
+        make_attempt(sweep, spec, outcome=Outcome.FAILED if n == 2 else Outcome.OK)
+
+    def content():
+        return {path: path.read_bytes() for path in sorted(sweep.rglob("*")) if path.is_file()}
+
+    before = content()
+    assert make_attempt(sweep, specs[2]).name == "2"
+    after = content()
+    assert {path: after[path] for path in before} == before
+    assert {path.parent for path in set(after) - set(before)} == {sweep / specs[2].id / "2"}
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_only_a_result_counts_as_finished(tmp_path, outcome):
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    attempt = make_attempt(sweep, spec, outcome=outcome)
+    assert folder.finished(tmp_path, [spec.id]) == ({spec.id: attempt} if outcome.final else {})
+
+
+def test_an_attempt_that_still_runs_or_is_torn_is_not_finished(tmp_path):
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    attempt = make_attempt(sweep, spec, outcome=None)
+    (attempt / f".{disk.RESULT}.x").write_text('{"outcome": "ok"')  # a kill between writing and renaming
+    assert folder.finished(tmp_path, [spec.id]) == {}
+
+
+def test_a_failed_rerun_does_not_hide_an_older_result(tmp_path):
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    first = make_attempt(sweep, spec)
+    make_attempt(sweep, spec, outcome=Outcome.FAILED)
+    assert folder.finished(tmp_path, [spec.id]) == {spec.id: first}
+
+
+def test_the_newest_result_counts(tmp_path):
+    spec = make_spec()
+    attempts = [make_attempt(make_sweep(tmp_path, [spec], name=f"20261201-12000{n}"), spec) for n in (1, 0, 2)]
+    assert folder.finished(tmp_path, [spec.id, "nobody"]) == {spec.id: attempts[2]}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_runs_folder_is_one_line(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match=r"^runs=.*: cannot be written \(Permission denied\); name another folder$"):
+        folder.create(tmp_path / "runs", ORDER, [], {})
+
+
+def test_a_runs_folder_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UserError, match=r"^runs=.*: cannot be written \(File exists\); name another folder$"):
+        folder.create(tmp_path / "runs", ORDER, [], {})
+
+
+def test_a_full_disk_leaves_no_sweep_behind():
+    """/dev/full does not take folders; a file system of a few pages does, until it is full."""
+    full = Path("/dev/shm") / f"gradbench-{os.getpid()}"
+    full.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(full)], capture_output=True)
+    if mounted.returncode:
+        full.rmdir()
+        pytest.skip("only root can mount a small file system")
+    try:
+        (full / "filler").write_bytes(b"x" * 8192)
+        with pytest.raises(UserError, match=r"cannot be written \(No space left on device\); name another folder$"):
+            folder.create(full, ORDER, [make_spec(f"{n:012d}") for n in range(9)], {})
+        assert folder.all_sweeps(full) == []
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+        full.rmdir()
+
+
+def test_unknown_names_list_the_newest(tmp_path):
+    make_sweep(tmp_path, [])
+    with pytest.raises(UserError, match=r"^nope: no sweep of this name in .*; the newest are 20261201-120000$"):
+        folder.find(tmp_path, "nope")
+    with pytest.raises(UserError, match=r"no sweep here yet$"):
+        folder.find(tmp_path / "empty", None)
+
+
+def test_who_drives_is_not_replaced_while_it_lives(tmp_path):
+    alive, dead = make_sweep(tmp_path, [], alive=True, name="a"), make_sweep(tmp_path, [], name="b")
+    before = json.loads((alive / disk.SWEEP).read_text())["driver"]
+    for sweep in (alive, dead):
+        folder.take_over(sweep)
+    assert folder.load(alive)["driver"] == before
+    assert folder.load(dead)["driver"]["pid"] == os.getpid()

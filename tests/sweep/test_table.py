@@ -1,0 +1,59 @@
+"""The table a sweep ends with."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from gradbench.record import Outcome
+from gradbench.sweep import table
+from gradbench.sweep.status import CellStatus
+
+
+def a_cell(outcome=Outcome.OK, name="vit·adam·standard·s0", **more):
+    fields = {"attempt": 1, "state": "ended", "axes": {}, "id": "0123456789ab", **more}
+    return CellStatus(name=name, outcome=outcome, **fields)
+
+
+def shown(cells, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    table.show(console, cells)
+    return console.file.getvalue()
+
+
+def test_a_paper_grid_fits_into_eighty_columns():
+    metrics = {"final/eval_loss": 0.44164, "final/peak_bytes": 11.6 * 2**20, "final/step_s": 0.0619}
+    text = shown([a_cell(name="modernbert·adadelta·checkpointing·s0", metrics=metrics)])
+    assert "…" not in text
+    for word in ("cell", "outcome", "eval loss", "peak memory", "step time", "0.4416", "11.6 MiB", "61.9 ms"):
+        assert word in text
+
+
+def test_what_was_not_measured_is_a_dash_never_zero():
+    row = next(line for line in shown([a_cell(Outcome.OOM, reason="out of memory")]).splitlines() if "oom" in line)
+    assert row.split()[1:] == ["oom", "-", "-", "-"]
+
+
+def test_a_cell_without_a_result_gets_its_reason_and_command():
+    command = "python -m gradbench rerun 0123456789ab --sweep x"
+    lines = shown([a_cell(), a_cell(Outcome.FAILED, reason="ValueError: no", rerun=command)]).splitlines()
+    assert lines[-3:] == ["2 cells: 1 ok, 1 failed", "vit·adam·standard·s0: failed: ValueError: no", f"    {command}"]
+
+
+def test_brackets_in_a_name_or_reason_are_shown_as_they_are():
+    text = shown([a_cell(Outcome.DIVERGED, name="vit·betas=[0.9,0.99]·s0", reason="loss is nan [x]")])
+    assert text.count("betas=[0.9,0.99]") == 2
+    assert "loss is nan [x]" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (33.8 * 2**30, "33.8 GiB"), (2**41, "2.0 TiB")],
+)
+def test_bytes(value, text):
+    assert table.in_bytes(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.00123, "1.23 ms"), (0.5, "500 ms"), (12.3456, "12.3 s")])
+def test_seconds(value, text):
+    assert table.in_seconds(value) == text

@@ -1,0 +1,168 @@
+"""One cell in this process, from its frozen config to its result: real data, real models, three updates."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+from accelerate.state import AcceleratorState
+
+from gradbench.cell import run_attempt
+from gradbench.record import EvalRecord, Outcome, StepRecord
+from gradbench.sweep.compose import Composer
+from gradbench.tracking import disk
+
+SHORT = ("train.updates=4", "train.eval_every=2", "train.warmup=1", "train.batch_size=8")
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def attempt_of(composer, runs):
+    """Return `attempt_of(*overrides)`: a new attempt folder of that cell."""
+
+    def made(*overrides):
+        AcceleratorState._reset_state(reset_partial_state=True)  # one cell has one process, elsewhere
+        config, _choices = composer.cell([f"runs={runs}", *SHORT, *overrides])
+        attempt = disk.new_attempt(runs / "sweep" / "cell")
+        disk.save_config(attempt, config)
+        return attempt
+
+    yield made
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def points(attempt, kind):
+    return [record for record, _ in disk.read_points(attempt) if isinstance(record, kind)]
+
+
+def test_a_cell_ends_ok_with_everything_on_disk(attempt_of):
+    attempt = attempt_of()
+    result = run_attempt(attempt)
+    assert disk.encode(result) == disk.encode(disk.load_result(attempt))
+    assert (result.outcome, result.reason, result.updates_done, result.updates) == (Outcome.OK, None, 4, 4)
+    steps, evaluations = points(attempt, StepRecord), points(attempt, EvalRecord)
+    assert [step.update for step in steps] == [1, 2, 3, 4]
+    assert [step.warmup for step in steps] == [True, False, False, False]
+    assert [evaluation.update for evaluation in evaluations] == [0, 2, 4]
+    assert all(step.samples == 8 and step.tokens == 8 and step.grad_norm > 0 for step in steps)
+    assert result.metrics["final/eval_loss"] == evaluations[-1].loss
+    audit = json.loads((attempt / disk.AUDIT).read_text())
+    assert audit["peak_bytes"] == result.metrics["final/peak_bytes"] > 0
+
+
+def test_times_add_up(attempt_of):
+    attempt = attempt_of()
+    run_attempt(attempt)
+    for step in points(attempt, StepRecord):
+        parts = step.data_s + step.forward_s + step.backward_s + step.optimizer_s
+        assert 0 < parts <= step.step_s * 1.0001
+
+
+def test_the_cells_of_one_model_and_seed_start_from_the_same_weights_and_batches(attempt_of):
+    cells = [
+        ("optimizer=sgd", "strategy=standard"),
+        ("optimizer=cg", "strategy=checkpointing"),
+        ("optimizer=adam", "strategy=accumulation"),
+    ]
+    facts = [run_attempt(attempt_of(*cell)).facts for cell in cells]
+    for key in ("data_sha256", "initial_weights_sha256", "first_batch_sha256"):
+        assert len({fact[key] for fact in facts}) == 1
+    other = run_attempt(attempt_of("seed=1")).facts
+    assert other["data_sha256"] == facts[0]["data_sha256"]
+    assert other["initial_weights_sha256"] != facts[0]["initial_weights_sha256"]
+    assert other["first_batch_sha256"] != facts[0]["first_batch_sha256"]
+
+
+def test_the_gate_and_the_audit_leave_no_trace_in_the_training(attempt_of):
+    """RNG, model and optimizer state are as if neither had run, under dropout and for an optimizer with memory."""
+    losses = []
+    for measured in ("true", "false"):
+        overrides = ("model.dropout=0.2", f"gate.enabled={measured}", f"probe.audit={measured}")
+        attempt = attempt_of("strategy=checkpointing", *overrides)
+        run_attempt(attempt)
+        losses.append([step.loss for step in points(attempt, StepRecord)])
+    assert losses[0] == losses[1]
+
+
+def test_a_rerun_is_bit_equal(attempt_of):
+    runs_of_it = [attempt_of("model.dropout=0.1", "model=modernbert") for _ in range(2)]
+    for attempt in runs_of_it:
+        run_attempt(attempt)
+    first, second = ([(s.loss, s.grad_norm) for s in points(attempt, StepRecord)] for attempt in runs_of_it)
+    assert first == second
+
+
+def test_a_strategy_that_is_not_exact_fails_the_cell_with_its_sentence(attempt_of):
+    attempt = attempt_of("strategy=checkpointing", "strategy.preserve_rng_state=false", "model.dropout=0.3")
+    result = run_attempt(attempt)
+    assert result.outcome is Outcome.FAILED
+    assert "not exact" in result.reason
+    assert result.facts["gate"].passed is False
+    assert result.updates_done == 0
+    assert "final/eval_loss" not in result.metrics
+
+
+def test_divergence_is_a_result_that_says_at_which_update(attempt_of):
+    attempt = attempt_of("optimizer=sgd", "optimizer.lr=1e30")
+    result = run_attempt(attempt)
+    assert result.outcome is Outcome.DIVERGED
+    assert result.reason.endswith(f"at update {result.updates_done}")
+    assert "final/train_loss" not in result.metrics
+    text = (attempt / disk.RESULT).read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_a_refused_allocation_is_oom_with_its_phase(attempt_of):
+    result = run_attempt(attempt_of("model.intermediate_size=1000000000000"))
+    assert result.outcome is Outcome.OOM
+    assert result.reason.startswith("out of memory in set-up: the device allocator refused ")
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("model.dropout=2", "ValueError: model.dropout=2: must be at least 0 and below 1"),
+        ("data.image_size=9", "ValueError: data.image_size=9: the handwritten digits have 8"),
+        ("+optimizer.nonsense=1", "TypeError: "),
+    ],
+)
+def test_a_bad_key_of_a_family_is_the_cells_outcome(attempt_of, override, reason, capfd):
+    attempt = attempt_of(override)
+    result = run_attempt(attempt)
+    assert result.outcome is Outcome.FAILED
+    assert result.reason.startswith(reason)
+    assert "\n" not in result.reason
+    assert "Traceback" in capfd.readouterr().err, "the log has the whole story"
+
+
+def test_sigterm_ends_a_cell_at_the_next_update_and_keeps_what_it_has(attempt_of):
+    attempt = attempt_of("train.updates=10000", "gate.enabled=false", "probe.audit=false")
+
+    def stop():
+        while not disk.last_update(attempt):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    result = run_attempt(attempt)
+    assert result.outcome is Outcome.CANCELLED
+    assert 0 < result.updates_done == len(points(attempt, StepRecord)) < 10000
+
+
+def test_bf16_is_autocast_and_the_weights_stay_fp32(attempt_of):
+    fp32, bf16 = [run_attempt(attempt_of(f"precision={precision}")) for precision in ("fp32", "bf16")]
+    assert bf16.outcome is Outcome.OK
+    assert bf16.metrics["final/peak_params_bytes"] == fp32.metrics["final/peak_params_bytes"]
+    assert bf16.metrics["final/train_loss"] != fp32.metrics["final/train_loss"]
+    assert bf16.metrics["final/train_loss"] == pytest.approx(fp32.metrics["final/train_loss"], rel=0.05)
