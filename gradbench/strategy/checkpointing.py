@@ -46,7 +46,7 @@ class Checkpointing(Strategy):
                 },
                 every_n_layers=self.every_n_layers,
             )
-        self._blocks = [block for block in _blocks(model) if block.gradient_checkpointing]
+        self._checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
         self._watch()
         self._backprop = Backprop(model, make_optimizer, loss, accelerator, phase)
         self.optimizers = [self._backprop.optimizer]
@@ -59,7 +59,7 @@ class Checkpointing(Strategy):
 
     def inactive(self) -> str | None:
         """Say so when no block is checkpointed, or when one was not computed twice for each backward pass."""
-        if not self._blocks:
+        if not self._checkpointed:
             return "checkpointing is not active: the model has no block that can be checkpointed"
         if self._passes < 2 * self._backwards:
             return (
@@ -69,8 +69,11 @@ class Checkpointing(Strategy):
         return None
 
     def _watch(self) -> None:
-        """Count the passes through the first Linear of the last checkpointed block: recomputation doubles them."""
-        for block in self._blocks[-1:]:
+        """Count the passes through the first Linear of the last checkpointed block: recomputation doubles them.
+
+        A transformer carries the flag of its blocks too, but comes before them.
+        """
+        for block in self._checkpointed[-1:]:
             first = next(module for module in block.modules() if isinstance(module, nn.Linear))
 
             def count(*_: object) -> None:
@@ -84,13 +87,3 @@ def _outermost_transformers(model: nn.Module) -> list[Any]:
     if hasattr(model, "activation_checkpointing_enable"):
         return [model]
     return [found for child in model.children() for found in _outermost_transformers(child)]
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the innermost modules that can be checkpointed; the transformers around them carry the flag too."""
-    flagged = [module for module in model.modules() if _has_flag(module)]
-    return [module for module in flagged if not any(_has_flag(inner) for inner in list(module.modules())[1:])]
-
-
-def _has_flag(module: nn.Module) -> bool:
-    return hasattr(module, "gradient_checkpointing")

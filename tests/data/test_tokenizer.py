@@ -91,7 +91,7 @@ PACKED = Vocabulary(100, 0, 1, 2)
 
 
 def test_paragraphs_share_a_block_as_long_as_they_fit() -> None:
-    paragraphs = [[10, 11], [12], [13, 14, 15], [16]]
+    paragraphs = [[10, 11], [12], [13, 14], [15, 16]]
     assert list(pack(paragraphs, 6, PACKED)) == [[1, 10, 11, 12, 2], [1, 13, 14, 15, 16, 2]]
 
 

@@ -65,6 +65,16 @@ def test_A11_evaluations_are_counted(accelerator):
     assert forwards == backwards == 2 * 4
 
 
+@pytest.mark.parametrize("make_optimizer", CLOSURES.values(), ids=CLOSURES)
+def test_loss_and_gradient_norm_are_those_before_the_update(make_optimizer, accelerator):
+    batch, loss, start = points(8), SquaredError(), Line()
+    value = loss(start, batch) / loss.count(batch)
+    value.backward()
+    run = train(Accumulation(2), make_optimizer, [batch], accelerator(), Line(), loss)
+    assert run.losses == pytest.approx([value.item()])
+    assert float(run.records[0].grad_norm) == pytest.approx(float(start.weight.grad.norm()))
+
+
 def test_A11_a_line_search_on_one_batch_finds_the_minimum(accelerator):
     batch, loss = points(40), SquaredError()
     run = train(Accumulation(4), LINE_SEARCH, [batch] * 150, accelerator(), Line(), loss)

@@ -23,6 +23,7 @@ def targets():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE.parent.parent}:{HERE}")
         patch.setenv(TAG, MINE)
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # as at a user's
         yield
 
 

@@ -111,9 +111,11 @@ def do_stop_itself(attempt, arg):
 
 
 def do_polite(attempt, arg):
-    """Hang, and obey SIGTERM as a cell does: with a result of its own."""
+    """Hang, and obey SIGTERM as a cell does: with a result of its own, once there is a file of that name."""
 
     def end(*_):
+        if arg:
+            wait_for((attempt.parent.parent / arg).exists)
         save(attempt, Outcome.CANCELLED, "asked to stop", polite=True)
         os._exit(0)
 

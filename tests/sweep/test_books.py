@@ -10,7 +10,16 @@ from gradbench.sweep.ending import reconcile
 from gradbench.sweep.interrupt import Stop
 from gradbench.sweep.job import Ended, Started
 from gradbench.tracking import disk
-from tests.sweep.cells import all_cancelled, launcher, make_jobs, on_disk, outcomes, results, wait_until_they_run
+from tests.sweep.cells import (
+    all_cancelled,
+    launcher,
+    make_jobs,
+    on_disk,
+    outcomes,
+    results,
+    wait_for,
+    wait_until_they_run,
+)
 from tests.sweep.targets import do_fill
 
 pytestmark = pytest.mark.usefixtures("no_orphans")
@@ -77,6 +86,15 @@ def test_the_books_are_right_at_every_event(tmp_path, events):
     assert {
         event.job.spec.id: event.result.outcome for event in told if isinstance(event, Ended)
     }.items() <= found.items()
+
+
+def test_who_leaves_between_two_messages_that_came_together_leaves_nothing_running(tmp_path):
+    run = launcher().run(make_jobs(tmp_path, ["ok"], ["ok"], ["ok"]))
+    next(run)
+    wait_for(lambda: len(on_disk(tmp_path)) == 2)
+    next(run)
+    run.close()
+    assert on_disk(tmp_path) == {"c00": "ok", "c01": "ok", "c02": "cancelled"}
 
 
 def test_a_stop_before_the_first_cell_cancels_all(tmp_path):

@@ -62,6 +62,16 @@ def test_a_group_is_killed_and_what_is_gone_is_no_matter():
     kill_and_wait([leader.pid], 1)
 
 
+def test_what_a_reaped_leader_left_in_its_group_is_killed():
+    command = ["sh", "-c", "sleep 300 & echo $!"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as leader:
+        left = psutil.Process(int(leader.stdout.readline()))
+    assert left.is_running()
+    kill_rest(leader.pid)
+    _, alive = psutil.wait_procs([left], timeout=10)
+    assert not alive
+
+
 def test_a_newborn_without_a_group_of_its_own_is_killed_all_the_same():
     with subprocess.Popen(["sleep", "300"]) as newborn:
         kill_group(newborn.pid)

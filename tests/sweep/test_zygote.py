@@ -57,8 +57,8 @@ class Driver:
 
 
 @pytest.fixture
-def driver(tmp_path, no_orphans):
-    driver = Driver(tmp_path / "sweep", "--preload", "no_such_module")
+def driver(tmp_path, no_orphans, request):
+    driver = Driver(tmp_path / "sweep", *getattr(request, "param", ()), "--preload", "no_such_module")
     yield driver
     driver.close()
 
@@ -86,6 +86,16 @@ def test_stop_ends_one_cell_and_not_its_neighbour(zygote):
     assert zygote.hear_end(stopped).outcome is Outcome.CANCELLED
     (zygote.sweep / "go").touch()
     assert zygote.hear_end(other).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("driver", [["--stop_s=60"]], indirect=True)
+def test_a_cell_that_obeys_slowly_is_waited_for(zygote):
+    attempt = zygote.run("a", "polite", "go")
+    wait_for((attempt / "here").exists)
+    zygote.channel.send({"stop": str(attempt)})
+    time.sleep(0.7)  # some looks at its limits
+    (zygote.sweep / "go").touch()
+    assert zygote.hear_end(attempt).facts == {"polite": True}
 
 
 def test_without_its_driver_it_sees_its_cells_to_their_ends_and_exits(zygote):
