@@ -34,10 +34,10 @@ ui: $(READY)  ## browse the results in MLflow
 	$(PY) -m gradbench ui
 
 test: $(READY) lint  ## lint, types and the default tests
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-all: $(READY) lint  ## the slow tests too
-	$(PY) -m pytest -n 2 -m ''
+	$(PY) -m pytest -n 2 --dist loadfile -m ''
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(VENV)/bin/ruff check .

@@ -15,9 +15,9 @@ from typing import Any
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.config_search_path_impl import SearchPathElement
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathElement
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -152,7 +152,9 @@ class Composer:
         choices = self.choices(group)
         near = difflib.get_close_matches(value, choices, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        unread = [f"; {file} is not read: rename it to .yaml" for file in self.ignored_files(group) if file.stem == value]
+        unread = [
+            f"; {file} is not read: rename it to .yaml" for file in self.ignored_files(group) if file.stem == value
+        ]
         return f"{group}={value}: unknown {group.split('/')[-1]}; allowed: {', '.join(choices)}{guess}{''.join(unread)}"
 
     def _apply(self, override: Override, config: DictConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from gradbench.config import CONF, UserError
 from gradbench.record import CellSpec
@@ -69,7 +66,7 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
         "created_unix_s": time.time(),
         "git": git_state(),
         "versions": versions(),
-        "driver": driver(),
+        "driver": disk.this_process(),
         "launcher": order.launcher,
         "tracking": order.tracking,
         "runs": str(runs.absolute()),
@@ -91,13 +88,7 @@ def take_over(sweep: Path) -> None:
     """Note that this process drives the sweep now, unless the one that did lives: it answers for cells that wait."""
     content = load(sweep)
     if not disk.is_alive(content["driver"]):
-        disk.write_json(sweep / disk.SWEEP, {**content, "driver": driver()})
-
-
-def driver() -> dict[str, Any]:
-    """Return who drives: this process."""
-    me = psutil.Process()
-    return {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()}
+        disk.write_json(sweep / disk.SWEEP, {**content, "driver": disk.this_process()})
 
 
 def versions() -> dict[str, str]:

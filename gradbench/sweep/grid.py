@@ -29,7 +29,7 @@ class Grid:
 
 
 def expand(composer: Composer, overrides: Sequence[str], *, multirun: bool) -> Grid:
-    """Return the cells that `overrides` describe, duplicates merged, those that cannot be composed marked as skipped."""
+    """Return the cells that `overrides` describe, once each, those that cannot be composed as skipped."""
     parsed = composer.parse(overrides)
     if not multirun:
         _refuse_sweeps(parsed)

@@ -27,6 +27,8 @@ from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
 SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.json"
 STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
 
+_SAME_START_S = 0.5  # another process that got the same number started later
+
 
 def write_json(path: Path, content: Any, *, replace: bool = True) -> None:
     """Write `content` so that `path` holds all of it or what it held before; see `_write` for `replace`."""
@@ -141,10 +143,20 @@ def to_result(content: Mapping[str, Any]) -> Result:
     return Result(**{**content, "outcome": Outcome(content["outcome"]), "metrics": metrics})
 
 
+def this_process() -> dict[str, Any]:
+    """Return who this process is: what `is_alive` knows it by, from another process of its host."""
+    me = psutil.Process()
+    return {
+        "host": socket.gethostname(),
+        "pid": me.pid,
+        "started_unix_s": me.create_time(),
+        "boot_unix_s": psutil.boot_time(),
+    }
+
+
 def save_state(attempt: Path) -> None:
     """Note that this process runs the attempt, from now."""
-    me = psutil.Process()
-    write_json(attempt / STATE, {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()})
+    write_json(attempt / STATE, this_process())
 
 
 def is_alive(state: Mapping[str, Any] | None) -> bool | None:
@@ -155,8 +167,9 @@ def is_alive(state: Mapping[str, Any] | None) -> bool | None:
         return None
     try:
         process = psutil.Process(state["pid"])
-        same = abs(process.create_time() - state["started_unix_s"]) < 1.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        # Counted from the boot, as the kernel does: whoever sets the clock moves the time of both.
+        apart_s = process.create_time() - psutil.boot_time() - (state["started_unix_s"] - state["boot_unix_s"])
+        return abs(apart_s) < _SAME_START_S and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

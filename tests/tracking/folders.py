@@ -6,13 +6,11 @@ import subprocess
 import sys
 import time
 
-import psutil
-
 from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
 from gradbench.tracking import disk
 
 T0_UNIX_S = 1_790_000_000.25
-DEAD = {"host": socket.gethostname(), "pid": 2**22 + 1, "started_unix_s": 1.0}
+DEAD = {"host": socket.gethostname(), "pid": 2**22 + 1, "started_unix_s": 1.0, "boot_unix_s": 0.0}
 
 
 def make_spec(cell_id="0123456789ab", name="vit·adam·standard·s0", **axes):
@@ -24,8 +22,7 @@ def make_spec(cell_id="0123456789ab", name="vit·adam·standard·s0", **axes):
 def make_sweep(runs, specs, uri=None, *, name="20261201-120000", experiment="gradbench", alive=False):
     sweep = runs / name
     sweep.mkdir(parents=True)
-    me = psutil.Process()
-    driver = {"host": socket.gethostname(), "pid": me.pid, "started_unix_s": me.create_time()} if alive else DEAD
+    driver = disk.this_process() if alive else DEAD
     content = {
         "sweep": name,
         "command": ["python", "-m", "gradbench", "-m", "optimizer=glob(*)"],

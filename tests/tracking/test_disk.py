@@ -1,8 +1,14 @@
+import json
 import math
+import subprocess
+import sys
+
+import psutil
+import pytest
 
 from gradbench.record import EvalRecord, Outcome
 from gradbench.tracking import disk
-from tests.tracking.folders import add_step, add_steps, make_attempt, make_spec, make_sweep, step
+from tests.tracking.folders import add_step, add_steps, end, make_attempt, make_spec, make_sweep, step
 
 
 def updates(attempt, offset=0):
@@ -49,3 +55,45 @@ def test_sweeps_and_cells_are_those_with_their_file(tmp_path):
     (sweep / "c").mkdir()
     assert disk.sweeps(tmp_path) == [sweep]
     assert [cell.name for cell in disk.cells(sweep)] == ["a" * 12, "b" * 12]
+
+
+def test_a_process_is_known_by_its_number_and_its_start():
+    me = disk.this_process()
+    assert disk.is_alive(me) is True
+    assert disk.is_alive({**me, "started_unix_s": me["started_unix_s"] - 1}) is False, "the number was given again"
+    assert disk.is_alive({**me, "host": "elsewhere"}) is None
+    assert disk.is_alive(None) is False
+
+
+def test_a_process_is_the_same_after_somebody_set_the_clock():
+    me = disk.this_process()
+    earlier = {key: me[key] - 3600.25 for key in ("started_unix_s", "boot_unix_s")}
+    assert disk.is_alive({**me, **earlier}) is True
+
+
+def test_a_process_that_is_dead_is_dead_before_it_is_buried():
+    code = "import json; from gradbench.tracking import disk; print(json.dumps(disk.this_process()))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    with process:
+        state = json.loads(process.stdout.read())
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass
+        assert disk.is_alive(state) is False
+    assert disk.is_alive(state) is False
+
+
+def test_a_result_may_be_left_alone(tmp_path):
+    end(tmp_path, Outcome.OK)
+    first = disk.load_result(tmp_path)
+    with pytest.raises(FileExistsError):
+        disk.save_result(tmp_path, disk.to_result({**disk.encode(first), "outcome": "lost"}), replace=False)
+    assert disk.load_result(tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == [disk.RESULT]
+
+
+def test_a_full_disk_leaves_the_old_file_or_none(small_disk):
+    disk.save_config(small_disk, {"old": True})
+    with pytest.raises(OSError, match="No space left"):
+        disk.save_config(small_disk, {"new": "x" * 2**20})
+    assert disk.load_config(small_disk) == {"old": True}
+    assert [path.name for path in small_disk.iterdir()] == [disk.CONFIG]
