@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ class LocalLauncher:
     target: str = "gradbench.cell:run_attempt"
     graces: Graces = field(default_factory=Graces)
 
-    def run(self, jobs: Iterable[Job], stop: Stop | None = None) -> Generator[Event]:
+    def run(self, jobs: Iterable[Job], stop: Stop | None = None) -> Iterator[Event]:
         """Run every job to an outcome, and tell what happens as it happens.
 
         A caller that leaves before the end stops the sweep as a second Ctrl-C does.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,12 +125,8 @@ def _drive(
     """Run jobs to their outcomes with MLflow's copy beside them; Ctrl-C ends it early and in order."""
     told: dict[str, Result] = {}
     with interruptible() as stop:
-        with (
-            Uploader(sweep) as uploader,
-            Progress(console, jobs) as progress,
-            contextlib.closing(launcher.run(jobs, stop)) as events,  # whatever happens here, no cell runs on
-        ):
-            for event in events:
+        with Uploader(sweep) as uploader, Progress(console, jobs) as progress:
+            for event in launcher.run(jobs, stop):
                 progress.note(event)
                 if isinstance(event, Ended):
                     told[event.job.spec.id] = event.result

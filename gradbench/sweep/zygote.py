@@ -121,7 +121,7 @@ class Zygote:
             self._end(child, (Outcome.TIMEOUT, f"ran longer than the {allowed}"))
         elif limits.mem_limit_bytes is not None and (used := memory_bytes(child.pid)) > limits.mem_limit_bytes:
             asked = f"{limits.mem_limit_bytes / GB:.3g} GB it asked for (resources.mem_gb)"
-            child.verdict = (Outcome.HOST_OOM, f"used {used / GB:.2g} GB of the {asked}")
+            child.verdict = (Outcome.HOST_OOM, f"used {used / GB:.3g} GB of the {asked}")
             child.kill_at_s = now
             kill_group(child.pid)
         elif has_result(child.attempt):  # all is said; something hangs at the exit

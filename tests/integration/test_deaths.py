@@ -113,3 +113,15 @@ def test_a_disk_that_fills_up_costs_the_results_and_not_the_table(small_disk, dr
         assert f"the cell {cell}: failed: " in table
     assert "No space left on device" in table
     assert f"runs are not in MLflow yet: python -m gradbench sync runs={small_disk}" in table
+
+
+def test_a_reader_that_goes_away_stops_the_sweep_in_order(tmp_path, drive):
+    """As `gradbench -m ... | head -1` does: what still runs is stopped before MLflow gets the rest."""
+    driver = drive(tmp_path, ["ok"], ["hang"], ["hang"])
+    assert driver.stdout.readline() == "[1/3] the cell c00: ok\n"
+    driver.stdout.close()
+    wait_for(lambda: len(attempts(tmp_path)) == 2)
+    os.kill(pid_of(attempts(tmp_path)["c01"]), signal.SIGKILL)  # its end is the next line
+    assert driver.wait(60) == 1
+    assert disk.load_result(attempts(tmp_path)["c02"]).outcome == "cancelled"
+    assert statuses(tmp_path) == {"c00": "FINISHED", "c01": "KILLED", "c02": "KILLED", "": "FAILED"}
