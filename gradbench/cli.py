@@ -185,7 +185,7 @@ def _rerun(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="what became of the cells as one JSON document on stdout")
     words = _sort(argv, parser)
     from gradbench.sweep import status
-    from gradbench.sweep.run import rerun  # imports the launchers
+    from gradbench.sweep.rerun import rerun  # imports the launchers
 
     settings, options = _settings(words), words.options
     console = _console(stderr=options.json)

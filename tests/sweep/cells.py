@@ -3,9 +3,9 @@
 import time
 
 from gradbench.record import CellSpec, Outcome
-from gradbench.sweep.channel import Graces
 from gradbench.sweep.job import Ended, Job
-from gradbench.sweep.local import LocalLauncher
+from gradbench.sweep.local.channel import Graces
+from gradbench.sweep.local.launcher import LocalLauncher
 from gradbench.tracking import disk
 
 

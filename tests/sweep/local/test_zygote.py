@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from gradbench.record import Outcome
-from gradbench.sweep.channel import Channel
+from gradbench.sweep.local.channel import Channel
 from gradbench.tracking import disk
 from tests.sweep.cells import make_job, wait_for
 
@@ -23,8 +23,8 @@ class Driver:
         self.channel = Channel(ours)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gradbench.sweep.zygote", f"--channel={theirs.fileno()}", "--target=targets:run",
-                 "--stop_s=0.5", "--exit_s=0.5", *options],
+                [sys.executable, "-m", "gradbench.sweep.local.zygote", f"--channel={theirs.fileno()}",
+                 "--target=targets:run", "--stop_s=0.5", "--exit_s=0.5", *options],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from gradbench.sweep.oom import oom_kills
+from gradbench.sweep.local.oom import oom_kills
 from tests.sweep.cells import on_disk
 
 

@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks a child per cell: `python -m gradbench.sweep.zygote`.
+"""A process that has imported everything and forks a child per cell: `python -m gradbench.sweep.local.zygote`.
 
 Importing torch and transformers costs seconds, a fork milliseconds, and every cell still has a process of its own.
 The driver asks over a channel. When it is gone, the cells that run are seen to their end, and no other starts; when
@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from gradbench.record import Outcome
-from gradbench.sweep.channel import GB, Channel, Graces, Request
 from gradbench.sweep.ending import Death, Verdict, has_result, settle
-from gradbench.sweep.newborn import Target, be_cell, inherit_orphans
-from gradbench.sweep.oom import oom_kills
-from gradbench.sweep.process import kill_group, kill_rest, kill_strangers, memory_bytes
+from gradbench.sweep.local.channel import GB, Channel, Graces, Request
+from gradbench.sweep.local.newborn import Target, be_cell, inherit_orphans
+from gradbench.sweep.local.oom import oom_kills
+from gradbench.sweep.local.process import kill_group, kill_rest, kill_strangers, memory_bytes
 from gradbench.tracking import disk
 
 _TICK_S = 0.2  # how often the limits are looked at
@@ -171,7 +171,7 @@ def load_target(name: str) -> Target:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Import, then serve."""
-    parser = argparse.ArgumentParser(prog="gradbench.sweep.zygote", description=__doc__)
+    parser = argparse.ArgumentParser(prog="gradbench.sweep.local.zygote", description=__doc__)
     parser.add_argument("--channel", type=int, required=True, help="the inherited descriptor of a stream socket")
     parser.add_argument("--target", required=True, help="module:function, called with the attempt folder")
     parser.add_argument("--preload", nargs="*", default=(), help="modules that cells will want")

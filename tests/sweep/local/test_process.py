@@ -6,7 +6,7 @@ import textwrap
 
 import psutil
 
-from gradbench.sweep.process import kill_and_wait, kill_group, kill_rest, memory_bytes
+from gradbench.sweep.local.process import kill_and_wait, kill_group, kill_rest, memory_bytes
 
 
 def test_memory_is_that_of_the_whole_tree():
@@ -23,7 +23,7 @@ def test_memory_is_that_of_the_whole_tree():
 def run_apart(script):
     """Run Python code as a process that inherits orphans, and return what it prints."""
     head = (
-        "import os, subprocess, sys, psutil; from gradbench.sweep import newborn, process; newborn.inherit_orphans()\n"
+        "import os, subprocess, sys, psutil; from gradbench.sweep.local import newborn, process; newborn.inherit_orphans()\n"
     )
     done = subprocess.run([sys.executable, "-c", head + textwrap.dedent(script)], capture_output=True, text=True)
     assert done.stderr == ""

@@ -1,6 +1,6 @@
 """Run cells on this machine: several at a time, each in its own process, every one to an outcome.
 
-The driver stays light (no torch): it keeps the books, and one zygote (`gradbench.sweep.zygote`) forks the cells.
+The driver stays light (no torch): it keeps the books, and one zygote (`gradbench.sweep.local.zygote`) forks the cells.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
 from gradbench.probe.nvml import gpu_uuids
-from gradbench.sweep.books import Books, Slots
-from gradbench.sweep.channel import GB, Graces
 from gradbench.sweep.interrupt import Stop
 from gradbench.sweep.job import Event, Job
-from gradbench.sweep.worker import Worker
+from gradbench.sweep.local.books import Books, Slots
+from gradbench.sweep.local.channel import GB, Graces
+from gradbench.sweep.local.worker import Worker
 
 _CELL_GB = 2.0  # what a cell that asks for nothing is taken to need, where the cores would carry many
 _OURS = ("gradbench.", "torch.", "transformers.")  # no other import may run in the zygote: it could start threads
@@ -34,14 +35,31 @@ class LocalLauncher:
     target: str = "gradbench.cell:run_attempt"
     graces: Graces = field(default_factory=Graces)
 
-    def run(self, jobs: Iterable[Job], stop: Stop | None = None) -> Iterator[Event]:
-        """Run every job to an outcome, and tell what happens as it happens.
+    @contextmanager
+    def warm(self, configs: Iterable[Mapping[str, Any]]) -> Iterator[Worker | None]:
+        """Start to import what cells of these configs want, for `run` to find it done; None where that can't start."""
+        try:
+            worker = self._hire(configs)
+        except OSError:  # `run` tries again, and gives every cell its outcome
+            yield None
+            return
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+    def _hire(self, configs: Iterable[Mapping[str, Any]]) -> Worker:
+        return Worker(self.target, self.graces, sorted({module for config in configs for module in _modules(config)}))
+
+    def run(self, jobs: Iterable[Job], stop: Stop | None = None, warm: Worker | None = None) -> Iterator[Event]:
+        """Run every job to an outcome, and tell what happens as it happens; `warm` is the first worker.
 
         A caller that leaves before the end stops the sweep as a second Ctrl-C does.
         """
         jobs = list(jobs)
-        preload = sorted({module for job in jobs for module in _modules(job.spec.config)})
-        books = Books(jobs, self._slots(jobs), stop or Stop(), lambda: Worker(self.target, self.graces, preload))
+        books = Books(
+            jobs, self._slots(jobs), stop or Stop(), lambda: self._hire(job.spec.config for job in jobs), warm
+        )
         try:
             yield from books.events()
         finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from gradbench.sweep.channel import Request
+from gradbench.sweep.local.channel import Request
 from gradbench.tracking import disk
 
 Target = Callable[[Path], Any]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gradbench.record import Outcome, Result
-from gradbench.sweep.channel import GB, Request
 from gradbench.sweep.ending import Death, posthumous, settle
 from gradbench.sweep.interrupt import Stop
 from gradbench.sweep.job import Ended, Event, Job, Started
-from gradbench.sweep.oom import oom_kills
-from gradbench.sweep.process import kill_and_wait
-from gradbench.sweep.worker import Worker
+from gradbench.sweep.local.channel import GB, Request
+from gradbench.sweep.local.oom import oom_kills
+from gradbench.sweep.local.process import kill_and_wait
+from gradbench.sweep.local.worker import Worker
 from gradbench.tracking import disk
 
 _POLL_S = 0.2  # how soon a Ctrl-C is noticed
@@ -44,13 +44,15 @@ class _Running:
 class Books:
     """One run of a list of jobs. The books are right at every event: whoever takes it may leave for good."""
 
-    def __init__(self, jobs: Sequence[Job], slots: Slots, stop: Stop, hire: Callable[[], Worker]) -> None:
-        """Open them; `hire` starts a zygote, of which there is one at a time."""
+    def __init__(
+        self, jobs: Sequence[Job], slots: Slots, stop: Stop, hire: Callable[[], Worker], first: Worker | None = None
+    ) -> None:
+        """Open them; `hire` starts a zygote, of which there is one at a time; `first` was started before."""
         self._slots, self._stop, self._hire = slots, stop, hire
         self._waiting = list(jobs)
         self._running: dict[str, _Running] = {}
         self._free_gpus = list(slots.gpus)
-        self._worker: Worker | None = None
+        self._worker = first
         self._stopping = False
 
     def events(self) -> Iterator[Event]:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gradbench.sweep.channel import Channel
+from gradbench.sweep.local.channel import Channel
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from gradbench.config import Resources
 from gradbench.record import Outcome
-from gradbench.sweep.job import Started
-from gradbench.sweep.local import LocalLauncher
+from gradbench.sweep.job import Ended, Started
+from gradbench.sweep.local.launcher import LocalLauncher
 from gradbench.tracking import disk
 from tests.sweep.cells import launcher, make_job, make_jobs, outcomes, results
 
@@ -134,7 +134,7 @@ def test_each_cell_has_gpus_of_its_own(tmp_path):
 
 
 def test_N1_there_is_a_worker_for_each_gpu_that_nvml_knows_named_by_its_uuid(tmp_path, run_with_nvml, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     code = f"""
 from pathlib import Path
 from tests.sweep.cells import launcher, make_jobs, results
@@ -173,5 +173,18 @@ def test_workers_and_threads_divide_the_machine(tmp_path):
 
 
 def test_the_driver_is_light():
-    code = "import sys, gradbench.sweep.local; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = (
+        "import sys, gradbench.sweep.local.launcher; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_warm_worker_is_the_first_and_its_death_costs_no_cell_that_waits(tmp_path):
+    jobs = [make_job(tmp_path, f"c{n}", "look") for n in range(2)]
+    options = launcher(workers=1)
+    with options.warm([]) as warm:
+        events = options.run(jobs, warm=warm)
+        assert psutil.Process(next(events).pid).ppid() == warm._process.pid
+        assert [event.result.outcome for event in events if isinstance(event, Ended)] == [Outcome.OK, Outcome.OK]
+    with options.warm([]) as unused:
+        assert unused is not None, "and it ends, though nobody took it"

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradbench.sweep.channel import Channel, Graces
 from gradbench.sweep.ending import name_of
-from gradbench.sweep.newborn import THREAD_VARIABLES
+from gradbench.sweep.local.channel import Channel, Graces
+from gradbench.sweep.local.newborn import THREAD_VARIABLES
 
 _DEATH_S = 5.0  # how long a zygote that hung up may take to be dead
 
@@ -80,7 +80,7 @@ class Worker:
 def _command(target: str, graces: Graces, preload: Sequence[str], channel: int) -> list[str]:
     options = {"channel": channel, "target": target, **dataclasses.asdict(graces)}
     words = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "gradbench.sweep.zygote", *words, "--preload", *preload]
+    return [sys.executable, "-m", "gradbench.sweep.local.zygote", *words, "--preload", *preload]
 
 
 def _start(command: Sequence[str], channel: socket.socket, output: Any) -> subprocess.Popen[bytes]:

@@ -1,0 +1,87 @@
+"""Run the next attempt of some cells of a sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gradbench.config import UserError
+from gradbench.record import CellSpec
+from gradbench.sweep import folder, status
+from gradbench.sweep.run import drive, job_of, launcher_of
+from gradbench.sweep.status import CellStatus
+from gradbench.tracking import disk
+
+CHANGEABLE = ("resources", "launch", "gate", "probe")
+"""The keys that a rerun may change: how a cell is run and watched, not what it is."""
+
+
+def rerun(
+    settings: Mapping[str, Any],
+    changes: Sequence[str],
+    names: Sequence[str],
+    sweep_name: str | None,
+    *,
+    failed: bool,
+    console: Console,
+) -> tuple[str, list[CellStatus], int]:
+    """Run the next attempt of the named cells of a sweep; return its name, their status, and the exit code."""
+    sweep = folder.find(Path(settings["runs"]), sweep_name)
+    chosen = _choose(sweep, names, failed=failed)
+    if not chosen:
+        console.print(f"{sweep.name}: every cell has a result; nothing to rerun")
+        return sweep.name, [], 0
+    specs = [_changed(_spec(sweep, cell), changes, settings) for cell in chosen]
+    folder.take_over(sweep)
+    jobs = [job_of(sweep, spec) for spec in specs]
+    console.print(f"sweep {sweep.name}: the next attempt of {len(jobs)} cell(s)")
+    cells, code = drive(console, sweep, jobs, launcher_of(specs[0].config), only=True)
+    return sweep.name, cells, code
+
+
+def _choose(sweep: Path, names: Sequence[str], *, failed: bool) -> list[CellStatus]:
+    """Return the cells that a `rerun` names, by id, a beginning of it, or name; or all that ended without a result."""
+    cells = status.of_sweep(sweep)
+    if failed == bool(names):
+        raise UserError("rerun: name the cells, or --failed for all that have no result (gradbench status lists them)")
+    if failed:
+        return [cell for cell in cells if cell.outcome is not None and not cell.outcome.final]
+    return [_one(cells, name, sweep) for name in names]
+
+
+def _one(cells: Sequence[CellStatus], name: str, sweep: Path) -> CellStatus:
+    found = [cell for cell in cells if cell.name == name or (len(name) >= 4 and cell.id.startswith(name))]
+    if not found:
+        raise UserError(f"{name}: no such cell in sweep {sweep.name}; gradbench status lists them")
+    if len(found) > 1:
+        raise UserError(f"{name}: several cells of sweep {sweep.name} begin so: {', '.join(cell.id for cell in found)}")
+    (cell,) = found
+    if cell.outcome is None and cell.state != "waiting":
+        raise UserError(f"{cell.name}: its attempt {cell.attempt} is {cell.state}; wait for its end")
+    if cell.attempt is None and cell.outcome is not None and cell.outcome.final:
+        raise UserError(f"{cell.name}: skipped: {cell.reason}")
+    return cell
+
+
+def _spec(sweep: Path, cell: CellStatus) -> CellSpec:
+    """Return the frozen cell."""
+    if not (sweep / cell.id / disk.CELL).exists():
+        raise UserError(f"{cell.name}: its result is of another sweep; rerun it there")
+    return disk.load_cell(sweep / cell.id)
+
+
+def _changed(spec: CellSpec, changes: Sequence[str], settings: Mapping[str, Any]) -> CellSpec:
+    """Return the cell with how it is run changed to what `settings` say; what it is stays."""
+    config = {**spec.config}
+    for change in changes:
+        room, _, key = change.split("=")[0].partition(".")
+        if room in CHANGEABLE and key in settings[room]:
+            config[room] = {**config[room], key: settings[room][key]}
+        elif change.split("=")[0] != "runs":
+            allowed = ", ".join(f"{room}.*" for room in CHANGEABLE)
+            raise UserError(f"{change}: a rerun repeats the cell; it may change {allowed}")
+    return dataclasses.replace(spec, config=config)
