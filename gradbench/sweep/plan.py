@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradbench.record import CellSpec
+from gradbench.sweep.table import how_many
 
 PREDICTED = (
     "peak_bytes",
@@ -52,7 +53,7 @@ def show(console: Console, cells: Sequence[CellSpec], finished: Collection[str],
     console.print(table)
     skipped = sum(cell.skip is not None for cell in cells)
     known = sum(cell.id in finished for cell in cells)
-    console.print(f"{len(cells)} cells: {len(cells) - skipped - known} to run, {known} finished, {skipped} skipped")
+    console.print(f"{how_many(len(cells))}: {len(cells) - skipped - known} to run, {known} finished, {skipped} skipped")
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gradbench.config import UserError
 from gradbench.record import CellSpec
-from gradbench.sweep import folder, status
+from gradbench.sweep import folder, status, table
 from gradbench.sweep.run import drive, job_of, launcher_of
 from gradbench.sweep.status import CellStatus
 from gradbench.tracking import disk
@@ -38,7 +38,7 @@ def rerun(
     specs = [_changed(_spec(sweep, cell), changes, settings) for cell in chosen]
     folder.take_over(sweep)
     jobs = [job_of(sweep, spec) for spec in specs]
-    console.print(f"sweep {sweep.name}: the next attempt of {len(jobs)} cell(s)")
+    console.print(f"sweep {sweep.name}: the next attempt of {table.how_many(len(jobs))}")
     cells, code = drive(console, sweep, jobs, launcher_of(specs[0].config), only=True)
     return sweep.name, cells, code
 

@@ -96,7 +96,9 @@ def _announce(console: Console, sweep: Path, cells: Sequence[CellSpec], done: Ma
         parts.append(f"{len(done)} finished already (rerun=all runs them again)")
     if skipped:
         parts.append(f"{skipped} skipped")
-    console.print(f"sweep {sweep.name} in {sweep.parent}: {len(cells)} cells, {', '.join(parts)}", soft_wrap=True)
+    console.print(
+        f"sweep {sweep.name} in {sweep.parent}: {table.how_many(len(cells))}, {', '.join(parts)}", soft_wrap=True
+    )
 
 
 def drive(

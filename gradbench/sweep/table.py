@@ -75,10 +75,15 @@ def in_seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
+def how_many(cells: int) -> str:
+    """Return a number of cells in words."""
+    return "1 cell" if cells == 1 else f"{cells} cells"
+
+
 def counts(cells: Sequence[CellStatus]) -> str:
     """Return how many cells have which outcome."""
     words = Counter(str(cell.outcome or cell.state) for cell in cells)
-    return f"{len(cells)} cells: " + ", ".join(f"{number} {name}" for name, number in words.most_common())
+    return f"{how_many(len(cells))}: " + ", ".join(f"{number} {name}" for name, number in words.most_common())
 
 
 def explanation(cell: CellStatus) -> list[str]:

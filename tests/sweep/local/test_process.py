@@ -23,7 +23,8 @@ def test_memory_is_that_of_the_whole_tree():
 def run_apart(script):
     """Run Python code as a process that inherits orphans, and return what it prints."""
     head = (
-        "import os, subprocess, sys, psutil; from gradbench.sweep.local import newborn, process; newborn.inherit_orphans()\n"
+        "import os, subprocess, sys, psutil; from gradbench.sweep.local import newborn, process\n"
+        "newborn.inherit_orphans()\n"
     )
     done = subprocess.run([sys.executable, "-c", head + textwrap.dedent(script)], capture_output=True, text=True)
     assert done.stderr == ""
