@@ -12,6 +12,7 @@ help:  ## list the targets
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): 2 GB, some minutes"
 	$(PY) -m pip install --quiet -e '.[dev]'
 	@touch $@
 

@@ -90,6 +90,8 @@ def _parser(name: str) -> _Parser:
 
 
 def _no_names(words: _Words) -> None:
+    if words.names and words.names[0] in COMMANDS:
+        raise UserError(f"{words.names[0]}: a command comes first: gradbench {words.names[0]} ...")
     if words.names:
         near = difflib.get_close_matches(words.names[0], COMMANDS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""

@@ -47,6 +47,7 @@ def test_version(capsys):
         (["-m", "seed=0,1", "train.updates=0"], "train.updates=0: must be 1 or more"),
         (["seed=0,1"], "seed=0,1: several values need -m"),
         (["sttaus"], "sttaus: neither an override (key=value) nor a command"),
+        (["-m", "plan", "seed=0,1"], "plan: a command comes first: gradbench plan ..."),
         (["--oops"], "unrecognized arguments: --oops"),
         (["plan", "modle=vit"], "modle: no such key"),
         (["status"], "no sweep here yet"),

@@ -13,18 +13,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from gradbench.sweep.interrupt import Stop
 from gradbench.sweep.job import Ended, Event, Job, Started
 from gradbench.tracking import disk
 
 REFRESH_S = 0.5
+STOPPING = ("", "; finishing what runs, Ctrl-C again stops it", "; stopping what runs")
 
 
 class Progress:
     """A bar over all cells and one for each that runs; a line per ended cell where the output is no terminal."""
 
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+    def __init__(self, console: Console, jobs: Sequence[Job], stop: Stop) -> None:
         """Show nothing yet."""
-        self._console, self._total = console, len(jobs)
+        self._console, self._total, self._stop = console, len(jobs), stop
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._whole = self._bars.add_task("importing torch, preparing the store", total=len(jobs))
@@ -68,11 +70,14 @@ class Progress:
             self._console.print(f"{count} {event.job.spec.name}: {event.result.outcome}{figure}", markup=False)
 
     def _words(self) -> str:
-        return ", ".join(f"{count} {word}" for word, count in self._ended.most_common()) or "cells"
+        ended = ", ".join(f"{count} {word}" for word, count in self._ended.most_common()) or "cells"
+        return ended + STOPPING[self._stop.level]
 
     def _follow(self) -> None:
         """Read how far the running cells are from what they have on disk."""
         while not self._done.wait(REFRESH_S):
+            if self._stop.level:  # what the handler of Ctrl-C wrote, these bars have wiped
+                self._bars.update(self._whole, description=self._words())
             for attempt, task in list(self._running.items()):
                 with contextlib.suppress(OSError, KeyError):
                     self._bars.update(task, completed=disk.last_update(attempt))

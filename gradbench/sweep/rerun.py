@@ -56,7 +56,7 @@ def _choose(sweep: Path, names: Sequence[str], *, failed: bool) -> list[CellStat
 def _one(cells: Sequence[CellStatus], name: str, sweep: Path) -> CellStatus:
     found = [cell for cell in cells if cell.name == name or (len(name) >= 4 and cell.id.startswith(name))]
     if not found:
-        raise UserError(f"{name}: no such cell in sweep {sweep.name}; gradbench status lists them")
+        raise UserError(f"{name}: no such cell in sweep {sweep.name}; {_elsewhere(sweep.parent, name)}")
     if len(found) > 1:
         raise UserError(f"{name}: several cells of sweep {sweep.name} begin so: {', '.join(cell.id for cell in found)}")
     (cell,) = found
@@ -65,6 +65,14 @@ def _one(cells: Sequence[CellStatus], name: str, sweep: Path) -> CellStatus:
     if cell.attempt is None and cell.outcome is not None and cell.outcome.final:
         raise UserError(f"{cell.name}: skipped: {cell.reason}")
     return cell
+
+
+def _elsewhere(runs: Path, name: str) -> str:
+    """Return where else a cell of that name is, newest first, or how to find it."""
+    for sweep in reversed(folder.all_sweeps(runs)):
+        if any(name in (cell["id"], cell["name"]) for cell in folder.load(sweep)["cells"]):
+            return f"--sweep {sweep.name} has one"
+    return "python -m gradbench status lists them"
 
 
 def _spec(sweep: Path, cell: CellStatus) -> CellSpec:

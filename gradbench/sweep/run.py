@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def run(
     """Run what is not finished of `cells` as a new sweep, print the table of all, and return the exit code."""
     config = cells[0].config
     runs = Path(config["runs"])
-    for note in notes:
+    for note in (*notes, *_where(hydra.launcher.kind)):
         console.print(note, soft_wrap=True, markup=False)
     done = {} if config["rerun"] == "all" else folder.finished(runs, [cell.id for cell in cells])
     todo = [cell for cell in cells if cell.id not in done]
@@ -47,6 +48,13 @@ def run(
         _announce(console, sweep, cells, done)
         jobs = [job_of(sweep, cell) for cell in todo if cell.skip is None]
         return drive(console, sweep, jobs, launcher, warm)[1]
+
+
+def _where(launcher: str) -> list[str]:
+    """Return what a user who expects the cells on a cluster must know."""
+    if launcher != "auto" or shutil.which("sbatch") is None:
+        return []
+    return ["gradbench does not submit to SLURM yet: the cells run on this machine; hydra/launcher=local silences this"]
 
 
 def _tracking(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +124,7 @@ def drive(
     """
     told: dict[str, Result] = {}
     with interruptible() as stop:
-        with Uploader(sweep) as uploader, Progress(console, jobs) as progress:
+        with Uploader(sweep) as uploader, Progress(console, jobs, stop) as progress:
             for event in launcher.run(jobs, stop, warm):
                 progress.note(event)
                 if isinstance(event, Ended):

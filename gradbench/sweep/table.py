@@ -29,6 +29,9 @@ def show(console: Console, cells: Sequence[CellStatus], title: str | None = None
     for cell in cells:
         for line in explanation(cell):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if sum(cell.rerun is not None for cell in cells) > 1:
+        words = next(cell.rerun for cell in cells if cell.rerun).split()  # python -m gradbench rerun CELL --sweep ...
+        console.print(f"all of them: {' '.join([*words[:4], '--failed', *words[5:]])}", soft_wrap=True, markup=False)
 
 
 def table(cells: Sequence[CellStatus], title: str | None = None) -> Table:

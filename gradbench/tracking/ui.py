@@ -18,6 +18,8 @@ from types import FrameType
 from typing import IO
 from urllib.parse import urlencode
 
+import psutil
+
 from gradbench.tracking.address import Address, resolve
 
 HOST = "127.0.0.1"
@@ -106,9 +108,19 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[byt
         if process.poll() is not None:
             raise ValueError(f"MLflow's server ended with code {process.returncode}: {_last_line(log)}")
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2):
-            return
+            if _listens(process, port):
+                return
         time.sleep(0.1)
     raise ValueError(f"MLflow's server did not answer within {START_S:.0f} s: {_last_line(log)}")
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Tell whether the process or a child of it serves the port: another server may have taken it meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
+        return any(found.laddr.port == port for member in family for found in member.net_connections("tcp"))
+    return False
 
 
 def _last_line(log: IO[bytes]) -> str:

@@ -161,7 +161,8 @@ def test_ctrl_c_leaves_a_sweep_that_status_and_rerun_understand(tmp_path):
     assert "Ctrl-C again stops them now" in warned
     outcomes = [cell["outcome"] for cell in json.loads(gradbench(runs, "status", "--json").stdout)["cells"]]
     assert outcomes == ["ok", "cancelled", "cancelled", "cancelled"]
-    assert said.count("python -m gradbench rerun ") == 3
+    assert said.count("\n    python -m gradbench rerun ") == 3
+    assert f"all of them: python -m gradbench rerun --failed --sweep {disk.sweeps(runs)[0].name}" in said
     rerun = gradbench(runs, "rerun", "--failed", "--json")
     assert rerun.returncode == 0
     assert [cell["attempt"] for cell in json.loads(rerun.stdout)["cells"]] == [2, 2, 2]

@@ -40,6 +40,14 @@ def test_a_cell_without_a_result_gets_its_reason_and_command():
     assert lines[-3:] == ["2 cells: 1 ok, 1 failed", "vit·adam·standard·s0: failed: ValueError: no", f"    {command}"]
 
 
+def test_several_cells_without_a_result_get_one_command_for_all():
+    command = "python -m gradbench rerun 0123456789ab --sweep x runs=y"
+    failed = a_cell(Outcome.FAILED, rerun=command)
+    assert (
+        shown([failed, failed]).splitlines()[-1] == "all of them: python -m gradbench rerun --failed --sweep x runs=y"
+    )
+
+
 def test_brackets_in_a_name_or_reason_are_shown_as_they_are():
     text = shown([a_cell(Outcome.DIVERGED, name="vit·betas=[0.9,0.99]·s0", reason="loss is nan [x]")])
     assert text.count("betas=[0.9,0.99]") == 2
