@@ -50,7 +50,7 @@ class _Progress:
     attempt: Path
     started_unix_s: float = field(default_factory=time.time)
     phase: str = "set-up"
-    updates: int = 0
+    updates: int | None = None
     steps: list[StepRecord] = field(default_factory=list)
     evaluations: list[EvalRecord] = field(default_factory=list)
     memory: MemoryRecord | None = None
@@ -90,6 +90,7 @@ def run_attempt(attempt: Path) -> Result:
 
 
 def _run(config: Mapping[str, Any], progress: _Progress) -> tuple[Outcome, str | None]:
+    progress.facts |= recipe()
     cell = Cell(config)
     progress.updates = len(cell.sizes)
     progress.facts |= cell.facts()
@@ -106,7 +107,14 @@ def _run(config: Mapping[str, Any], progress: _Progress) -> tuple[Outcome, str |
         _train(cell, progress)
     except Diverged as error:
         return Outcome.DIVERGED, str(error)
-    return Outcome.OK, None
+    return Outcome.OK, _unproven(progress.facts.get("gate"))
+
+
+def _unproven(report: GateReport | None) -> str | None:
+    """Return what a reader must know of a result that was not compared with plain backpropagation."""
+    if report is None:
+        return "not compared with plain backpropagation: gate.enabled=false"
+    return report.reason
 
 
 def _train(cell: Cell, progress: _Progress) -> None:
@@ -182,21 +190,27 @@ class Cell:
 
     def facts(self) -> dict[str, Any]:
         """Return the recipe: hashes that are equal across the cells of one (model, seed), versions, flags, device."""
-        model = self.build()
+        model, batch_size = self.build(), self.config["train"]["batch_size"]
         return {
             "data_sha256": self.data.sha256,
             "initial_weights_sha256": weights_sha256(model),
-            "first_batch_sha256": sha256_of(self.first_batch),
+            "first_batch_sha256": sha256_of(next(batches(self.data, [batch_size], self.seed))),  # equal for every arm
             "parameters": sum(p.numel() for p in model.parameters()),
             "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "effective_batch": self.sizes[0],
             "samples_planned": sum(self.sizes),
             "exact": self.strategy.exact,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
-            "threads": torch.get_num_threads(),
-            "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONED},
-            "flags": _flags(),
         }
+
+
+def recipe() -> dict[str, Any]:
+    """Return what a result depends on beside its config: versions, flags."""
+    return {
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONED},
+        "flags": _flags(),
+    }
 
 
 def seed_everything(seed: int) -> None:

@@ -152,7 +152,7 @@ def _plan(argv: Sequence[str]) -> int:
     from gradbench.sweep import folder, plan
     from gradbench.sweep.vet import vet  # imports torch
 
-    done = folder.finished(Path(cells[0].config["runs"]), [cell.id for cell in cells])
+    done = folder.finished(Path(cells[0].config["runs"]), cells)
     vetted, remarks = vet(cells)
     if words.options.json:
         print(plan.as_json(vetted, done))

@@ -115,6 +115,9 @@ def check(config: Mapping[str, Any]) -> None:
     for key in config:
         if key not in Frame.__dataclass_fields__:
             raise UserError(f"{key}: no such key; allowed: {', '.join(sorted(Frame.__dataclass_fields__))}")
+    for key in Frame.__dataclass_fields__:
+        if key not in config:
+            raise UserError(f"{key} is missing: every cell needs it")
     _choice("size", config["size"], SIZES)
     _choice("precision", config["precision"], PRECISIONS)
     _choice("rerun", config["rerun"], ("missing", "all"))

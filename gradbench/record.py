@@ -113,17 +113,17 @@ class GateReport:
     reason: str | None  # one sentence when it did not pass
     exact: bool
     samples: int  # of the batch that was compared
-    loss: float
-    loss_reference: float
-    grad_norm: float
-    grad_norm_reference: float
-    grads: int  # parameters that received a gradient
-    grads_reference: int
-    grad_diff_max: float  # largest absolute difference of a gradient element
-    grad_diff_relative: float  # 2-norm of the difference over 2-norm of the reference
-    tolerance_relative: float
-    saved_bytes: int  # tensors saved for backward
-    saved_bytes_reference: int
+    loss: float | None = None  # this and what follows is None where nothing was compared
+    loss_reference: float | None = None
+    grad_norm: float | None = None
+    grad_norm_reference: float | None = None
+    grads: int | None = None  # parameters that received a gradient
+    grads_reference: int | None = None
+    grad_diff_max: float | None = None  # largest absolute difference of a gradient element
+    grad_diff_relative: float | None = None  # 2-norm of the difference over 2-norm of the reference
+    tolerance_relative: float | None = None
+    saved_bytes: int | None = None  # tensors saved for backward
+    saved_bytes_reference: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,7 @@ class CellSpec:
     config: Mapping[str, Any]  # the whole resolved config, plain data
     overrides: tuple[str, ...] = ()
     skip: str | None = None  # one sentence why it makes no sense
+    updates: int | None = None  # that its strategy makes of the budget; None before it was vetted
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class Result:
     outcome: Outcome
     reason: str | None
     updates_done: int
-    updates: int
+    updates: int | None
     started_unix_s: float | None
     ended_unix_s: float
     host: str

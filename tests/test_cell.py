@@ -50,6 +50,7 @@ def test_a_cell_ends_ok_with_everything_on_disk(attempt_of):
     result = run_attempt(attempt)
     assert disk.encode(result) == disk.encode(disk.load_result(attempt))
     assert (result.outcome, result.reason, result.updates_done, result.updates) == (Outcome.OK, None, 4, 4)
+    assert result.facts["gate"].passed
     steps, evaluations = points(attempt, StepRecord), points(attempt, EvalRecord)
     assert [step.update for step in steps] == [1, 2, 3, 4]
     assert [step.warmup for step in steps] == [True, False, False, False]
@@ -73,6 +74,7 @@ def test_the_cells_of_one_model_and_seed_start_from_the_same_weights_and_batches
         ("optimizer=sgd", "strategy=standard"),
         ("optimizer=cg", "strategy=checkpointing"),
         ("optimizer=adam", "strategy=accumulation"),
+        ("optimizer=adam", "strategy=accumulation", "strategy.arm=same_micro_same_updates"),
     ]
     facts = [run_attempt(attempt_of(*cell)).facts for cell in cells]
     for key in ("data_sha256", "initial_weights_sha256", "first_batch_sha256"):
@@ -85,13 +87,14 @@ def test_the_cells_of_one_model_and_seed_start_from_the_same_weights_and_batches
 
 def test_the_gate_and_the_audit_leave_no_trace_in_the_training(attempt_of):
     """RNG, model and optimizer state are as if neither had run, under dropout and for an optimizer with memory."""
-    losses = []
+    losses, reasons = [], []
     for measured in ("true", "false"):
         overrides = ("model.dropout=0.2", f"gate.enabled={measured}", f"probe.audit={measured}")
         attempt = attempt_of("strategy=checkpointing", *overrides)
-        run_attempt(attempt)
+        reasons.append(run_attempt(attempt).reason)
         losses.append([step.loss for step in points(attempt, StepRecord)])
     assert losses[0] == losses[1]
+    assert reasons == [None, "not compared with plain backpropagation: gate.enabled=false"]
 
 
 def test_a_rerun_is_bit_equal(attempt_of):

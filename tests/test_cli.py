@@ -58,6 +58,7 @@ def test_version(capsys):
         (["ui", "tracking.uri=./mlruns"], "tracking.uri=./mlruns: no such store"),
         (["hydra/launcher=submitit_slurm"], "unknown launcher; allowed: auto, local"),
         (["hydra/launcher=slurm"], "hydra/launcher=slurm: unknown launcher; allowed: auto, local"),
+        (["runs=/dev/null"], "runs=/dev/null: Not a directory; name another folder"),
         (["--config-dir", "/nowhere"], "--config-dir=/nowhere: no such folder"),
     ],
 )

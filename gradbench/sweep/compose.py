@@ -20,7 +20,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathElement
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from hydra.types import RunMode
@@ -143,8 +143,14 @@ class Composer:
     def _check_choices(self, groups: list[Override]) -> None:
         for override in groups:
             group, value = override.key_or_group, override.value()
-            if override.is_delete() or not isinstance(value, str) or not self.is_group(group):
+            if override.is_delete() or not self.is_group(group):
                 continue
+            if not isinstance(value, str | QuotedString):
+                raise UserError(
+                    f"{override.input_line}: takes the name of a choice ({', '.join(self.choices(group))}); "
+                    f"one of its keys is {group}.key=value"
+                )
+            value = str(value)
             if not self._is_ours(group, value):
                 raise UserError(self._unknown(group, value))
 

@@ -11,8 +11,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from gradbench.record import Outcome, Result
 from gradbench.tracking import disk
 
@@ -142,11 +140,11 @@ def posthumous(attempt: Path, outcome: Outcome, reason: str, ended_unix_s: float
     )
 
 
-def _updates(attempt: Path) -> int:
+def _updates(attempt: Path) -> int | None:
     try:
-        return int(disk.load_config(attempt)["train"]["updates"])
-    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
-        return 0
+        return disk.load_cell(attempt.parent).updates
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _last_change(attempt: Path) -> float:

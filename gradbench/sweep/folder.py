@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradbench.config import CONF, UserError
-from gradbench.record import CellSpec
+from gradbench.record import CellSpec, Outcome, Result
 from gradbench.tracking import disk
 
 RECORDED = ("gradbench", "torch", "transformers", "accelerate", "mlflow", "hydra-core", "submitit")
@@ -77,6 +77,7 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
                 "axes": cell.axes,
                 "overrides": cell.overrides,
                 "skip": cell.skip,
+                "updates": cell.updates,
                 "from": str(finished[cell.id].relative_to(runs)) if cell.id in finished else None,
             }
             for cell in cells
@@ -132,6 +133,8 @@ def all_sweeps(runs: Path) -> list[Path]:
         entries = list(runs.iterdir())
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UserError(f"runs={runs}: {error.strerror}; name another folder") from error
     return sorted((path for path in entries if (path / disk.SWEEP).is_file()), key=_age)
 
 
@@ -154,22 +157,33 @@ def find(runs: Path, name: str | None) -> Path:
     raise UserError(f"{name}: no sweep of this name in {runs}; the newest are {', '.join(s.name for s in sweeps[-3:])}")
 
 
-def finished(runs: Path, ids: Iterable[str]) -> dict[str, Path]:
-    """Return, for each cell that has a final result anywhere in `runs`, the attempt that holds the newest one."""
+def finished(runs: Path, cells: Iterable[CellSpec]) -> dict[str, Path]:
+    """Return, for each cell that has a final result anywhere in `runs`, the attempt that holds the newest one.
+
+    A cell that is to pass the gate, or to be audited, is not finished by an attempt that did without.
+    """
     found: dict[str, Path] = {}
-    wanted = set(ids)
+    wanted = {cell.id: cell for cell in cells}
     for sweep in all_sweeps(runs):
-        for cell_id in wanted.intersection(path.name for path in sweep.iterdir()):
-            attempt = final_attempt(sweep / cell_id)
+        for cell_id in wanted.keys() & {path.name for path in sweep.iterdir()}:
+            attempt = final_attempt(sweep / cell_id, wanted[cell_id].config)
             if attempt is not None:
                 found[cell_id] = attempt
     return found
 
 
-def final_attempt(cell: Path) -> Path | None:
-    """Return the newest attempt of a cell that has a final result, if there is one."""
+def final_attempt(cell: Path, asked: Mapping[str, Any]) -> Path | None:
+    """Return the newest attempt of a cell that has a final result with all that is `asked` for, if there is one."""
     for attempt in reversed(disk.attempts(cell)):
         result = disk.load_result(attempt)
-        if result is not None and result.outcome.final:
+        if result is not None and result.outcome.final and _suffices(result, asked):
             return attempt
     return None
+
+
+def _suffices(result: Result, asked: Mapping[str, Any]) -> bool:
+    if result.outcome is not Outcome.OK:
+        return True
+    gated = "gate" in result.facts or not asked.get("gate", {}).get("enabled")
+    audited = "final/peak_bytes" in result.metrics or not asked.get("probe", {}).get("audit")
+    return gated and audited

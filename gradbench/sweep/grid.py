@@ -58,9 +58,7 @@ def _values(composer: Composer, override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [line]
     if not override.is_discrete_sweep():
-        raise UserError(
-            f"{line}: an interval needs a search, hydra/sweeper=study; a grid takes lists, range(...) or glob(...)"
-        )
+        raise UserError(f"{line}: an interval is no list of values; a grid takes lists, range(...) or glob(...)")
     key = override.get_key_element()
     values = list(override.sweep_string_iterator())
     if composer.is_group(override.key_or_group):
@@ -132,8 +130,13 @@ def _refuse_if_none_applies(composer: Composer, cells: Sequence[CellSpec]) -> No
     """Take a key that applies to no cell at all for a mistake."""
     if not all(cell.skip for cell in cells):
         return
-    key = (cells[0].skip or "").split("`")[1]
+    keys = {(cell.skip or "").split("`")[1] for cell in cells}
+    if len(keys) > 1:  # each of them applies somewhere, if never together
+        return
+    (key,) = keys
     near = difflib.get_close_matches(key, _keys(cells[0].config), n=1)
+    if near and near[0] == key:
+        raise UserError(f"{key}: what it is given has a key that it has not")
     guess = f"; did you mean {near[0]}?" if near else ""
     raise UserError(f"{key}: no such key{guess}")
 

@@ -45,17 +45,23 @@ def _entry(cell: CellSpec, finished: bool) -> dict[str, Any]:
 def show(console: Console, cells: Sequence[CellSpec], finished: Collection[str], notes: Sequence[str]) -> None:
     """Print one row a cell and what a run of the same line would start."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("id", "cell", "batch x updates", "would"):
+    for column in ("id", "cell", "batch x updates", "resources", "would"):
         table.add_column(column, no_wrap=column == "id", overflow="fold")
     for cell in cells:
         train = cell.science["train"]
-        table.add_row(cell.id, cell.name, f"{train['batch_size']} x {train['updates']}", _would(cell, finished))
+        table.add_row(
+            cell.id, cell.name, f"{train['batch_size']} x {train['updates']}", _asks(cell), _would(cell, finished)
+        )
     console.print(table)
     skipped = sum(cell.skip is not None for cell in cells)
     known = sum(cell.id in finished for cell in cells)
     console.print(f"{how_many(len(cells))}: {len(cells) - skipped - known} to run, {known} finished, {skipped} skipped")
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
+
+
+def _asks(cell: CellSpec) -> str:
+    return " ".join(f"{key}={value:g}" for key, value in cell.config["resources"].items() if value is not None)
 
 
 def _would(cell: CellSpec, finished: Collection[str]) -> str:

@@ -52,7 +52,7 @@ class Progress:
     def note(self, event: Event) -> None:
         """Show that a cell has started or ended."""
         if isinstance(event, Started):
-            updates = event.job.spec.science["train"]["updates"]
+            updates = event.job.spec.updates
             self._running[event.attempt] = self._bars.add_task(f"  {event.job.spec.name}", total=updates)
         elif isinstance(event, Ended):
             self._note_end(event)

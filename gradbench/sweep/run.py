@@ -31,9 +31,9 @@ def run(
     """Run what is not finished of `cells` as a new sweep, print the table of all, and return the exit code."""
     config = cells[0].config
     runs = Path(config["runs"])
+    done = {} if config["rerun"] == "all" else folder.finished(runs, cells)
     for note in (*notes, *_where(hydra.launcher.kind)):
         console.print(note, soft_wrap=True, markup=False)
-    done = {} if config["rerun"] == "all" else folder.finished(runs, [cell.id for cell in cells])
     todo = [cell for cell in cells if cell.id not in done]
     if not todo:
         return _nothing_to_run(console, cells, [], done)
@@ -44,7 +44,7 @@ def run(
             return _nothing_to_run(console, cells, todo, done)
         vetted = {cell.id: cell for cell in todo}
         cells = [vetted.get(cell.id, cell) for cell in cells]
-        sweep = folder.create(runs, folder.Order(tuple(command), hydra.launcher.kind, _tracking(config)), cells, done)
+        sweep = folder.create(runs, folder.Order(tuple(command), "local", _tracking(config)), cells, done)
         _announce(console, sweep, cells, done)
         jobs = [job_of(sweep, cell) for cell in todo if cell.skip is None]
         return drive(console, sweep, jobs, launcher, warm)[1]
@@ -87,7 +87,8 @@ def _nothing_to_run(
     console: Console, cells: Sequence[CellSpec], missing: Sequence[CellSpec], done: Mapping[str, Path]
 ) -> int:
     """Show what is known of cells that are all finished or skipped."""
-    console.print(f"{len(done)} of {len(cells)} cells are finished already; rerun=all runs them again")
+    if done:
+        console.print(f"{len(done)} of {len(cells)} cells are finished already; rerun=all runs them again")
     skipped = {cell.id: cell for cell in missing}
     shown = [
         status.of_finished(cell, done[cell.id]) if cell.id in done else status.skipped(skipped[cell.id])

@@ -72,6 +72,11 @@ def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:
 
 
 def _of_cell(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:
+    cell = _found(sweep, brief, driver_alive)
+    return cell if cell.updates is not None else dataclasses.replace(cell, updates=brief.get("updates"))
+
+
+def _found(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:
     who = {"id": brief["id"], "name": brief["name"], "axes": brief["axes"]}
     if brief["skip"] is not None:
         return CellStatus(**who, attempt=None, outcome=Outcome.SKIPPED, state="ended", reason=brief["skip"])

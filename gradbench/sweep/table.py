@@ -26,6 +26,8 @@ def show(console: Console, cells: Sequence[CellStatus], title: str | None = None
     """Print the table, then the reasons and the rerun commands."""
     console.print(table(cells, title))
     console.print(counts(cells))
+    for reason, number in Counter(cell.reason for cell in cells if cell.outcome is Outcome.OK and cell.reason).items():
+        console.print(f"{how_many(number)} ok, but {reason}", soft_wrap=True, highlight=False, markup=False)
     for cell in cells:
         for line in explanation(cell):
             console.print(line, soft_wrap=True, highlight=False, markup=False)

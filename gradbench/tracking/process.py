@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from gradbench.tracking import confirmed
+from gradbench.tracking import confirmed, disk
 
 LAST_PASS_S = 60.0  # how long the end of a sweep waits for its copy
 
@@ -47,7 +47,11 @@ class Uploader:
         """Return the line that says where the results can be browsed, and what MLflow still lacks."""
         lacking = len(confirmed.pending(self.sweep))
         runs = "" if self.sweep.parent == Path("runs") else f" runs={self.sweep.parent}"
-        browse = f"MLflow UI: python -m gradbench ui{runs}, then http://127.0.0.1:5000"
+        uri = disk.load_sweep(self.sweep)["tracking"]["uri"]
+        store = f" tracking.uri={uri}" if uri else ""
+        browse = f"MLflow UI: python -m gradbench ui{runs}{store}, then http://127.0.0.1:5000"
+        if uri and not uri.startswith("sqlite:"):
+            browse = f"MLflow UI: {uri}"
         return (
             browse if not lacking else f"{browse}\n{lacking} runs are not in MLflow yet: python -m gradbench sync{runs}"
         )

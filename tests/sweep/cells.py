@@ -11,7 +11,7 @@ from gradbench.tracking import disk
 
 def make_job(sweep, name, do, arg=None, resources=None, updates=3):
     config = {"do": do, "arg": arg, "train": {"updates": updates}}
-    spec = CellSpec(id=name, name=f"the cell {name}", axes={}, science={"train": {"updates": 3}}, config=config)
+    spec = CellSpec(id=name, name=f"the cell {name}", axes={}, science={}, config=config, updates=3)
     return Job(disk.save_cell(sweep, spec), spec, *([resources] if resources else []))
 
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from gradbench.record import Outcome, Result
+from gradbench.record import CellSpec, Outcome, Result
 from gradbench.sweep.ending import Death, explain, has_result, last_line, posthumous, reconcile, settle
 from gradbench.tracking import disk
 
@@ -17,8 +17,8 @@ MESSAGE = "ValueError: no"
 
 @pytest.fixture
 def attempt(tmp_path):
+    disk.save_cell(tmp_path, CellSpec("cell", "n", axes={}, science={}, config={}, updates=60))
     path = disk.new_attempt(tmp_path / "cell")
-    disk.save_config(path, {"train": {"updates": 60}})
     (path / disk.LOG).write_text("Traceback\n  here\nValueError: no\n")
     return path
 
@@ -164,9 +164,9 @@ def test_reconcile_and_a_file_that_vanishes_under_its_hands(attempt, monkeypatch
     assert reconcile(attempt).outcome is Outcome.LOST
 
 
-def test_a_torn_config_does_not_hide_how_it_ended(attempt):
-    (attempt / disk.CONFIG).write_text('train: {"updates')
-    assert posthumous(attempt, Outcome.TIMEOUT, "too long").updates == 0
+def test_a_torn_cell_does_not_hide_how_it_ended(attempt):
+    (attempt.parent / disk.CELL).write_text('{"id": "ce')
+    assert posthumous(attempt, Outcome.TIMEOUT, "too long").updates is None
 
 
 def test_reconcile_of_an_attempt_that_nobody_started(attempt):

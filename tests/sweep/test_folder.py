@@ -1,5 +1,6 @@
 """Sweep folders: unique, found again, never overwritten."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -71,7 +72,7 @@ def test_only_a_result_counts_as_finished(tmp_path, outcome):
     spec = make_spec()
     sweep = make_sweep(tmp_path, [spec])
     attempt = make_attempt(sweep, spec, outcome=outcome)
-    assert folder.finished(tmp_path, [spec.id]) == ({spec.id: attempt} if outcome.final else {})
+    assert folder.finished(tmp_path, [spec]) == ({spec.id: attempt} if outcome.final else {})
 
 
 def test_an_attempt_that_still_runs_or_is_torn_is_not_finished(tmp_path):
@@ -79,7 +80,7 @@ def test_an_attempt_that_still_runs_or_is_torn_is_not_finished(tmp_path):
     sweep = make_sweep(tmp_path, [spec])
     attempt = make_attempt(sweep, spec, outcome=None)
     (attempt / f".{disk.RESULT}.x").write_text('{"outcome": "ok"')  # a kill between writing and renaming
-    assert folder.finished(tmp_path, [spec.id]) == {}
+    assert folder.finished(tmp_path, [spec]) == {}
 
 
 def test_a_failed_rerun_does_not_hide_an_older_result(tmp_path):
@@ -87,13 +88,13 @@ def test_a_failed_rerun_does_not_hide_an_older_result(tmp_path):
     sweep = make_sweep(tmp_path, [spec])
     first = make_attempt(sweep, spec)
     make_attempt(sweep, spec, outcome=Outcome.FAILED)
-    assert folder.finished(tmp_path, [spec.id]) == {spec.id: first}
+    assert folder.finished(tmp_path, [spec]) == {spec.id: first}
 
 
 def test_the_newest_result_counts(tmp_path):
     spec = make_spec()
     attempts = [make_attempt(make_sweep(tmp_path, [spec], name=f"20261201-12000{n}"), spec) for n in (1, 0, 2)]
-    assert folder.finished(tmp_path, [spec.id, "nobody"]) == {spec.id: attempts[2]}
+    assert folder.finished(tmp_path, [spec, make_spec("nobody")]) == {spec.id: attempts[2]}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -142,3 +143,14 @@ def test_who_drives_is_not_replaced_while_it_lives(tmp_path):
         folder.take_over(sweep)
     assert folder.load(alive)["driver"] == before
     assert folder.load(dead)["driver"]["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(("key", "fact"), [("gate", {}), ("probe", {"gate": {}})])
+def test_what_ran_without_gate_or_audit_is_not_finished_for_who_asks_for_them(tmp_path, key, fact):
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    attempt = make_attempt(sweep, spec)
+    disk.save_result(attempt, dataclasses.replace(disk.load_result(attempt), facts=fact))
+    strict = dataclasses.replace(spec, config={**spec.config, key: {"enabled": True, "audit": True}})
+    assert folder.finished(tmp_path, [spec]) == {spec.id: attempt}
+    assert folder.finished(tmp_path, [strict]) == {}

@@ -84,6 +84,32 @@ def test_H1_a_key_that_applies_nowhere_is_a_mistake(composer):
         cells(composer, "optimizer=sgd,adam", "optimizer.momentun=0.9")
 
 
+def test_H1_keys_that_never_apply_together_are_skips_not_mistakes(composer):
+    found = cells(composer, "strategy=glob(*)", "strategy.steps=2", "strategy.every_n_layers=2")
+    assert all(cell.skip for cell in found)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimizer.betas=foo", "vit·adam·standard·s0: optimizer: "),
+        ("optimizer.eps=-1", "vit·adam·standard·s0: optimizer: Invalid epsilon value: -1"),
+        ("strategy._target_=os.getcwd", "strategy._target_=os.getcwd: makes no Strategy"),
+    ],
+)
+def test_what_a_constructor_refuses_is_a_mistake_before_anything_starts(composer, override, line):
+    with pytest.raises(UserError) as caught:
+        vet(cells(composer, override))
+    assert str(caught.value).startswith(line)
+
+
+def test_the_updates_of_a_cell_are_those_of_its_arm(composer):
+    words = ("strategy=accumulation", "strategy.arm=same_micro_same_samples", "train.updates=150")
+    (cell,), _remarks = vet(cells(composer, *words))
+    assert cell.updates == 38
+
+
 def test_H1_the_shared_key_reaches_every_optimizer(composer):
     assert {cell.science["optimizer"]["lr"] for cell in cells(composer, "optimizer=glob(*)", "optimizer.lr=0.25")} == {
         0.25
@@ -166,11 +192,14 @@ def test_S18_ids_are_short_whatever_the_overrides(composer):
         ("seed=-1", "seed=-1: must be between 0 and 2**32 - 1"),
         ("resources.mem_gb=-1", "resources.mem_gb=-1.0: must not be negative"),
         ("launch.workers=0", "launch.workers=0: must be 1 or more"),
+        ("optimizer={lr:0.5}", "optimizer={lr:0.5}: takes the name of a choice (adadelta, adagrad, adam, cg, sgd); one of its keys is optimizer.key=value"),
+        ("optimizer=[1]", "optimizer=[1]: takes the name of a choice (adadelta, adagrad, adam, cg, sgd); one of its keys is optimizer.key=value"),
+        ("~seed", "seed is missing: every cell needs it"),
         ("tracking.uri=ftp://x", "tracking.uri=ftp://x: no such store; allowed: null (a database in the runs folder), sqlite:///FILE.db, http://HOST:PORT, https://HOST"),
         ("rerun=some", "rerun=some: must be one of missing, all"),
         ("trian.updates=1", "trian.updates: no such key; did you mean train.updates?"),
         ("optimizer=glob(zz*)", "optimizer=glob(zz*): matches nothing; allowed: adadelta, adagrad, adam, cg, sgd"),
-        ("optimizer.lr=interval(0.1,1)", "optimizer.lr=interval(0.1,1): an interval needs a search, hydra/sweeper=study; a grid takes lists, range(...) or glob(...)"),
+        ("optimizer.lr=interval(0.1,1)", "optimizer.lr=interval(0.1,1): an interval is no list of values; a grid takes lists, range(...) or glob(...)"),
         ("seed=", "seed=: Value '' of type 'str' could not be converted to Integer"),
         ("optimizer", "optimizer: not an override; write key=value"),
         ("hydra.launcher.x=1,2", "hydra.launcher.x=1,2: cannot differ from cell to cell"),

@@ -48,6 +48,11 @@ def test_several_cells_without_a_result_get_one_command_for_all():
     )
 
 
+def test_an_ok_that_was_not_compared_says_so():
+    cells = [a_cell(reason="not compared"), a_cell(reason="not compared"), a_cell()]
+    assert shown(cells).splitlines()[-1] == "2 cells ok, but not compared"
+
+
 def test_brackets_in_a_name_or_reason_are_shown_as_they_are():
     text = shown([a_cell(Outcome.DIVERGED, name="vit·betas=[0.9,0.99]·s0", reason="loss is nan [x]")])
     assert text.count("betas=[0.9,0.99]") == 2
