@@ -23,7 +23,7 @@ def launch(command: str, folder: Path, **env: str) -> subprocess.CompletedProces
     )
 
 
-def until(done: Callable[[], bool], seconds: float = 30) -> None:
+def until(done: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -67,7 +67,7 @@ class Cluster:
         """Return what accounting says of the job's elements (or, with -D, of its runs), its steps left out."""
         return self.run("sacct", "-nPX", f"--jobs={job}", f"--format={field}", *options).splitlines()
 
-    def wait(self, job: str, *states: str, seconds: float = 30) -> None:
+    def wait(self, job: str, *states: str, seconds: float = 120) -> None:
         """Wait until accounting has just these states, one per element."""
         until(lambda: sorted(self.account(job, "State")) == sorted(states), seconds)
 

@@ -97,8 +97,8 @@ def test_a_job_in_high_sends_one_in_low_back_to_the_queue(slurm):
     low = slurm.submit(WAITS_AT_FIRST, "--gres=gpu:2")
     until(lambda: "started" in slurm.output(low))
     high = slurm.submit("true", "--gres=gpu:1", "--partition=high")
-    slurm.wait(high, "COMPLETED", seconds=60)
-    slurm.wait(low, "COMPLETED", seconds=60)
+    slurm.wait(high, "COMPLETED", seconds=120)
+    slurm.wait(low, "COMPLETED", seconds=120)
     assert "Restarts=1" in slurm.run("scontrol", "show", "job", low)
     assert slurm.account(low, "State", "--duplicates") == ["PREEMPTED", "COMPLETED"]
     assert slurm.output(low).startswith("started\n")
@@ -111,9 +111,10 @@ def test_a_job_above_its_time_ends_in_timeout(slurm):
     job = slurm.submit("sleep 300")
     slurm.wait(job, "RUNNING")
     slurm.run("scontrol", "update", f"job={job}", "EndTime=now+1")
-    slurm.wait(job, "TIMEOUT", seconds=60)  # SLURM looks at time limits every 30 s
+    slurm.wait(job, "TIMEOUT", seconds=120)  # SLURM looks at time limits every 30 s
 
 
+@pytest.mark.slow
 def test_a_second_one_runs_beside_it_and_leaves_nothing_even_without_its_controller(slurm, tmp_path):
     with running(tmp_path) as other:
         other.wait(other.submit(CLINGS_TO_LIFE), "RUNNING")
