@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,17 @@ def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
     folder.rmdir()
     require("mount", bool(mounted), "the right to mount a small disk")
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Callable[..., Any]]:
+    """Return `accelerator(precision="no")`; the library keeps one state per process, which is reset around it."""
+    from accelerate import Accelerator  # seconds, which tests without torch do not wait for
+    from accelerate.state import AcceleratorState
+
+    def made(precision: str = "no") -> Accelerator:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        return Accelerator(cpu=True, mixed_precision=precision)
+
+    yield made
+    AcceleratorState._reset_state(reset_partial_state=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
@@ -75,15 +73,3 @@ def batch_of(config: Callable[..., DictConfig]) -> Callable[..., Batch]:
         return batch | {"input_ids": text, "attention_mask": seen.long(), "labels": labels}
 
     return made
-
-
-@pytest.fixture
-def accelerator() -> Iterator[Callable[..., Accelerator]]:
-    """Return `accelerator(precision="no")`; the library keeps one state per process, which is reset around it."""
-
-    def made(precision: str = "no") -> Accelerator:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        return Accelerator(cpu=True, mixed_precision=precision)
-
-    yield made
-    AcceleratorState._reset_state(reset_partial_state=True)
