@@ -1,6 +1,7 @@
 """A driver in a process of its own, for tests that send it signals: `driver.py SWEEP WORKERS JSON-list-of-cells`."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -18,4 +19,5 @@ def main(sweep, workers, cells):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have had it ignored (nohup)
     main(*sys.argv[1:])
