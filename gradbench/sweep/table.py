@@ -77,7 +77,9 @@ def in_bytes(value: float) -> str:
 
 def in_seconds(value: float) -> str:
     """Return a duration with three digits."""
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    number, unit = (value * 1e3, "ms") if value < 1 else (value, "s")
+    decimals = 2 if number < 10 else 1 if number < 100 else 0
+    return f"{number:.{decimals}f} {unit}"
 
 
 def how_many(cells: int) -> str:
