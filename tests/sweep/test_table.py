@@ -67,6 +67,8 @@ def test_bytes(value, text):
     assert table.in_bytes(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.00123, "1.23 ms"), (0.049, "49.0 ms"), (0.5, "500 ms"), (12.3456, "12.3 s")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.00123, "1.23 ms"), (0.049, "49.0 ms"), (0.5, "500 ms"), (12.3456, "12.3 s")]
+)
 def test_seconds(value, text):
     assert table.in_seconds(value) == text
