@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import platform
 import random
-import signal
-import socket
-import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,71 +20,73 @@ from accelerate import Accelerator
 from hydra.utils import instantiate
 from torch import nn
 
+from gradbench import resume
 from gradbench.data.base import Data
 from gradbench.data.order import batches, held_out_batches, sha256_of
 from gradbench.gate import check as check_gate
 from gradbench.loop import Diverged, Evaluation, Loop
 from gradbench.memory.audit import audit
 from gradbench.model.loss import CrossEntropy
-from gradbench.outcome import Cancelled, GateFailed, classify
+from gradbench.outcome import Cancelled, GateFailed, classify, headline
 from gradbench.probe.timer import PhaseTimer
-from gradbench.record import Batch, EvalRecord, GateReport, MakeOptimizer, MemoryRecord, Outcome, Result, StepRecord
+from gradbench.progress import Progress
+from gradbench.record import Batch, GateReport, MakeOptimizer, MemoryRecord, Outcome, Result
 from gradbench.strategy.base import Strategy
-from gradbench.summary import final_metrics
 from gradbench.tracking import disk
 
 EVAL_BATCH = 64  # samples; the held-out loss does not depend on it
 
+ON_STOP = "GRADBENCH_ON_STOP"
+"""What SIGTERM and SIGUSR2 are for: `save` where the scheduler sends them, else they cancel the attempt."""
+
 VERSIONED = ("torch", "transformers", "accelerate", "numpy", "hydra-core", "mlflow")
-
-
-@dataclass
-class _Progress:
-    """What an attempt has so far: whatever ends it, this much is reported."""
-
-    attempt: Path
-    started_unix_s: float = field(default_factory=time.time)
-    phase: str = "set-up"
-    updates: int | None = None
-    steps: list[StepRecord] = field(default_factory=list)
-    evaluations: list[EvalRecord] = field(default_factory=list)
-    memory: MemoryRecord | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    stop_asked: bool = False
-
-    def result(self, outcome: Outcome, reason: str | None) -> Result:
-        metrics = final_metrics(self.steps, self.evaluations, self.memory, finished=outcome is Outcome.OK)
-        return Result(
-            outcome=outcome,
-            reason=reason,
-            updates_done=len(self.steps),
-            updates=self.updates,
-            started_unix_s=self.started_unix_s,
-            ended_unix_s=time.time(),
-            host=socket.gethostname(),
-            metrics=metrics,
-            facts=self.facts,
-        )
 
 
 def run_attempt(attempt: Path) -> Result:
     """Run the cell of an attempt folder to its end, whatever that is, and write `result.json` last.
 
-    Ordinary deaths (an exception, divergence, a refused allocation, SIGTERM) are returned, not raised.
+    An attempt that has begun already goes on from its checkpoint; without one it begins again. Ordinary deaths (an
+    exception, divergence, a refused allocation, SIGTERM) are returned, not raised.
     """
-    progress = _Progress(attempt)
-    try:
-        with _stoppable(progress):
+    progress = Progress(attempt)
+    with progress.stoppable():
+        try:
+            (attempt / disk.RESULT).unlink(missing_ok=True)  # how it stopped the last time is not how it ends
             outcome, reason = _run(disk.load_config(attempt), progress)
-    except BaseException as error:
-        traceback.print_exc()
-        outcome, reason = classify(error, progress.phase)
-    result = progress.result(outcome, reason)
-    disk.save_result(attempt, result)
+        except BaseException as error:
+            traceback.print_exc()
+            outcome, reason = classify(error, progress.phase)
+        result = progress.result(outcome, reason)
+        disk.save_result(attempt, result)
+        if outcome is not Outcome.PREEMPTED:
+            resume.discard(attempt)
     return result
 
 
-def _run(config: Mapping[str, Any], progress: _Progress) -> tuple[Outcome, str | None]:
+def _run(config: Mapping[str, Any], progress: Progress) -> tuple[Outcome, str | None]:
+    for record, _ in disk.read_points(progress.attempt):
+        progress.add(record)
+    training = _resume(config, progress) or _begin(config, progress)
+    try:
+        _train(training, progress)
+    except Diverged as error:
+        return Outcome.DIVERGED, str(error)
+    if training.loop.done < training.loop.updates:
+        return _stop(training.loop, progress)
+    return Outcome.OK, _unproven(progress.facts.get("gate"))
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A cell that is ready for its next update."""
+
+    cell: Cell
+    loop: Loop
+    timer: PhaseTimer
+
+
+def _begin(config: Mapping[str, Any], progress: Progress) -> _Training:
+    """Prove the cell, and set its training up."""
     progress.facts |= recipe()
     cell = Cell(config)
     progress.updates = len(cell.sizes)
@@ -103,11 +100,41 @@ def _run(config: Mapping[str, Any], progress: _Progress) -> tuple[Outcome, str |
         progress.phase = "audit"
         progress.memory = cell.audit()
         disk.write_json(progress.attempt / disk.AUDIT, progress.memory)
+    progress.phase = "attach"
+    return _Training(cell, *cell.loop())
+
+
+def _resume(config: Mapping[str, Any], progress: Progress) -> _Training | None:
+    """Set the training up as it was when it was stopped; None, with the reason in the log, where that can't be."""
+    progress.phase = "resume"
     try:
-        _train(cell, progress)
-    except Diverged as error:
-        return Outcome.DIVERGED, str(error)
-    return Outcome.OK, _unproven(progress.facts.get("gate"))
+        saved = resume.load(progress.attempt)
+        if saved is None:
+            return None
+        cell = Cell(config)
+        training = _Training(cell, *cell.loop())
+        saved.restore(training.loop, progress, recipe() | {"data_sha256": cell.data.sha256})
+    except Exception:
+        traceback.print_exc()
+        print(f"gradbench: {disk.CHECKPOINT} is of no use: the attempt starts again from the beginning")
+        return None
+    progress.updates = len(cell.sizes)
+    print(f"gradbench: continues after update {saved.update} of {progress.updates}")
+    return training
+
+
+def _stop(loop: Loop, progress: Progress) -> tuple[Outcome, str]:
+    """Save a training that was stopped between two updates, if whoever stopped it will start it again."""
+    if os.environ.get(ON_STOP) != "save":
+        raise Cancelled
+    stopped = f"stopped by the scheduler after update {loop.done} of {loop.updates}"
+    try:
+        resume.save(progress.attempt, resume.Checkpoint.of(loop, progress))
+    except Exception as error:  # a full disk, or a method whose state is not plain data
+        traceback.print_exc()
+        start = "the beginning" if loop.start is None else f"update {loop.start}"
+        return Outcome.PREEMPTED, f"{stopped}; could not be saved ({headline(error)}), starts again from {start}"
+    return Outcome.PREEMPTED, f"{stopped}; saved, and continues from there"
 
 
 def _unproven(report: GateReport | None) -> str | None:
@@ -117,18 +144,14 @@ def _unproven(report: GateReport | None) -> str | None:
     return report.reason
 
 
-def _train(cell: Cell, progress: _Progress) -> None:
-    spool = disk.Spool(progress.attempt)
-    progress.phase = "attach"
-    loop, timer = cell.loop()
+def _train(training: _Training, progress: Progress) -> None:
+    spool, loop = disk.Spool(progress.attempt), training.loop
     try:
-        for record in loop.run(cell.batches()):
-            spool.append(record)
-            (progress.steps if isinstance(record, StepRecord) else progress.evaluations).append(record)  # type: ignore[arg-type]
-            if progress.stop_asked:
-                raise Cancelled
+        for record in loop.run(training.cell.batches(start=loop.start or 0), lambda: progress.stop_asked):
+            if spool.append(record):
+                progress.add(record)
     except BaseException:
-        progress.phase = timer.phase or "training"
+        progress.phase = training.timer.phase or "training"
         raise
     finally:
         spool.close()
@@ -157,9 +180,9 @@ class Cell:
         model: nn.Module = instantiate(self.config["model"])
         return model.to(self.device).train()
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the effective batches of every update, from the first."""
-        return batches(self.data, self.sizes, self.seed)
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """Yield the effective batches of every update that follows the first `start` ones."""
+        return batches(self.data, self.sizes, self.seed, start=start)
 
     @functools.cached_property
     def first_batch(self) -> Batch:
@@ -238,20 +261,3 @@ def _flags() -> dict[str, Any]:
         "compiled": False,
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-
-
-@contextlib.contextmanager
-def _stoppable(progress: _Progress) -> Iterator[None]:
-    """Let SIGTERM end the attempt at the end of its current update.
-
-    An exception raised in a signal handler could be swallowed anywhere; a flag cannot.
-    """
-
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        progress.stop_asked = True
-
-    previous = signal.signal(signal.SIGTERM, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

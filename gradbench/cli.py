@@ -105,9 +105,16 @@ def _grid(words: _Words) -> tuple[tuple[CellSpec, ...], tuple[str, ...], Any]:
     from gradbench.sweep.grid import expand
 
     composer = Composer(words.options.config_dir)
-    hydra = composer.hydra(words.hydra)
+    hydra = composer.hydra(words.hydra, lambda: _auto(words.options.multirun))
     grid = expand(composer, words.overrides, multirun=words.options.multirun)
     return grid.cells, grid.notes, hydra
+
+
+def _auto(multirun: bool) -> str:
+    """Return where cells run if the user does not say: a grid on the cluster that there is, one cell here."""
+    from gradbench.sweep.slurm.site import is_here
+
+    return "slurm" if multirun and is_here() else "local"
 
 
 def _settings(words: _Words) -> dict[str, Any]:

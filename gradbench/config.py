@@ -27,6 +27,7 @@ SCIENCE = ("model", "size", "data", "optimizer", "strategy", "precision", "train
 
 PRECISIONS = ("fp32", "bf16")
 SIZES = ("tiny", "paper")
+ON_FAILURE = ("hold", "continue")
 
 
 class UserError(Exception):
@@ -68,10 +69,15 @@ class Tracking:
 
 @dataclass
 class Launch:
-    """How many at once."""
+    """How many at once, and what to do when things go wrong; all but the first two are for SLURM."""
 
-    workers: int | None = None  # null: one per GPU, else as many as the cores carry
+    workers: int | None = None  # local, at a time; null: one per GPU, else as many as the cores carry
     threads: int | None = None  # CPU threads of a cell; null: cores divided by workers
+    wait: bool = True  # false: submit and return
+    cells_per_job: int = 1  # cells that one job runs, one after the other: it imports torch once
+    throttle: int | None = None  # jobs at a time, over all arrays; null: hydra.launcher.array_parallelism
+    resume_on_timeout: bool = False  # requeue what the time limit stops, as after a preemption
+    on_failure: str = "hold"  # hold the rest when the first cells all die of one error | continue
 
 
 @dataclass
@@ -125,7 +131,8 @@ def check(config: Mapping[str, Any]) -> None:
         _at_least(f"train.{key}", config["train"][key], least)
     if not 0 <= config["seed"] < 2**32:
         raise UserError(f"seed={config['seed']}: must be between 0 and 2**32 - 1")
-    for key in ("workers", "threads"):
+    _choice("launch.on_failure", config["launch"]["on_failure"], ON_FAILURE)
+    for key in ("workers", "threads", "cells_per_job", "throttle"):
         if config["launch"][key] is not None:
             _at_least(f"launch.{key}", config["launch"][key], 1)
     for key, value in config["resources"].items():

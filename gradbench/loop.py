@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -44,6 +44,7 @@ class _Pending:
     record: UpdateRecord
     lr: float
     times: FinishedStep
+    warmup: bool
 
 
 @dataclass
@@ -56,35 +57,51 @@ class Loop:
     timer: PhaseTimer
     evaluation: Evaluation
     updates: int
-    warmup: int  # updates
+    warmup: int  # updates of each process
     device: torch.device
+    start: int | None = None  # the update after which another process stopped; None: this one begins
+    done: int = field(default=0, init=False)  # updates
 
-    def run(self, batches: Iterator[Batch]) -> Iterator[StepRecord | EvalRecord]:
+    @property
+    def lag(self) -> int:
+        """How many updates are launched before the first of them is read back."""
+        return 1 if self.device.type == "cuda" else 0
+
+    def run(
+        self, batches: Iterator[Batch], stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[StepRecord | EvalRecord]:
         """Train for `updates` updates, yielding a record of each and of every evaluation, one before the first.
 
         On a GPU an update is read back after the next one was launched, so that the device never waits for the host.
+        `stop` is asked between two updates. Where it says so the training ends there, with every update that was `done`
+        read back, and may be continued: with what follows of `batches`, and with `start`.
 
         Raises:
             Diverged: after the record of the update whose loss or gradient is not finite.
         """
         pending: list[_Pending] = []
-        lag = 1 if self.device.type == "cuda" else 0
-        yield self.evaluate(0)
-        for update in range(1, self.updates + 1):
-            pending.append(self._launch(update, batches))
-            due = self.evaluation.due(update, self.updates)
-            while len(pending) > (0 if due else lag):
+        self.done = self.start or 0
+        if self.start is None:
+            yield self.evaluate(0)
+        while self.done < self.updates and not stop():
+            pending.append(self._launch(self.done + 1, batches))
+            self.done += 1
+            due = self.evaluation.due(self.done, self.updates)
+            while len(pending) > (0 if due else self.lag):
                 yield from self._read(pending.pop(0))
             if due:
-                yield from self._evaluate(update)
+                yield from self._evaluate(self.done)
+        for last in pending:
+            yield from self._read(last)
 
     def _launch(self, update: int, batches: Iterator[Batch]) -> _Pending:
+        warmup = update <= (self.start or 0) + self.warmup  # a new process starts as cold as the first
         self.timer.start_step()
         with self.timer("data"):
             batch = to_device(next(batches), self.device)
         record = self.strategy.update(batch)
         lr = float(self.strategy.optimizers[0].param_groups[0]["lr"])
-        return _Pending(update, record, lr, self.timer.end_step())
+        return _Pending(update, record, lr, self.timer.end_step(), warmup)
 
     def _read(self, pending: _Pending) -> Iterator[StepRecord]:
         done, times = pending.record, pending.times.read()
@@ -106,7 +123,7 @@ class Loop:
             forward_s=times.forward_s,
             backward_s=times.backward_s,
             optimizer_s=times.optimizer_s,
-            warmup=pending.update <= self.warmup,
+            warmup=pending.warmup,
         )
         for what, value in (("loss", loss), ("gradient norm", norm)):
             if value is not None and not math.isfinite(value):

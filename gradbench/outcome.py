@@ -37,7 +37,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, str]:
         return Outcome.OOM, f"out of memory in {phase}: {_asked(error)}"
     if isinstance(error, MemoryError):
         return Outcome.HOST_OOM, f"the host's memory ran out in {phase}"
-    return Outcome.FAILED, f"{_headline(error)} ({where(error)})"
+    return Outcome.FAILED, f"{headline(error)} ({where(error)})"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -56,7 +56,8 @@ def _asked(error: BaseException) -> str:
     return "the device allocator refused" if asked is None else f"the device allocator refused {asked:,} bytes"
 
 
-def _headline(error: BaseException) -> str:
+def headline(error: BaseException) -> str:
+    """Return an exception's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,16 @@ class RngState:
         """Return the present state."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> RngState:
+        """Return the state of which `state_dict` told."""
+        return cls(state["python"], state["numpy"], state["torch"], state["cuda"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as tensors and plain data, so that `weights_only` loads it."""
+        name, keys, *rest = self.numpy
+        return {"python": self.python, "numpy": (name, keys.tolist(), *rest), "torch": self.torch, "cuda": self.cuda}
 
     def restore(self) -> None:
         """Make this the present state."""

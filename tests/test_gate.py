@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from gradbench import gate
+from gradbench.gate.dropout import WithoutDropout
 from gradbench.model.loss import CrossEntropy
 from gradbench.record import UpdateRecord
 from gradbench.strategy.accumulation import Accumulation
@@ -108,6 +109,7 @@ class Faulty(Strategy):
             total += value.detach()
             self.after_backward()
         self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
         return UpdateRecord(self.logged(total) * tokens, None, tokens, len(batch["labels"]), 2, 2, 2)
 
     def divisor(self, part, tokens):
@@ -347,7 +349,7 @@ def _seeded(model):
 def test_dropout_is_off_in_modules_and_functions_and_training_is_not():
     ones, batch_norm = torch.ones(2, 8, 4), nn.BatchNorm1d(8)
     attention = nn.MultiheadAttention(4, 1, dropout=0.9, batch_first=True)
-    with gate.WithoutDropout():
+    with WithoutDropout():
         for dropped in (
             nn.Dropout(0.9)(ones),
             nn.AlphaDropout(0.9)(ones),

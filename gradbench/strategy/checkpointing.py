@@ -31,7 +31,9 @@ class Checkpointing(Strategy):
         if preserve_rng_state not in (True, False):
             raise ValueError(f"strategy.preserve_rng_state={preserve_rng_state}: must be true or false")
         self.every_n_layers, self.preserve_rng_state = every_n_layers, preserve_rng_state
-        self._passes = self._backwards = 0
+        self._passes: dict[nn.Module, int] = {}  # by block; recomputation doubles them
+        self._asked: set[nn.Module] = set()
+        self._backwards = 0
 
     def attach(
         self, model: nn.Module, make_optimizer: MakeOptimizer, loss: Loss, accelerator: Accelerator, phase: PhaseMarker
@@ -46,8 +48,7 @@ class Checkpointing(Strategy):
                 },
                 every_n_layers=self.every_n_layers,
             )
-        self._checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-        self._watch()
+            self._watch(transformer)
         self._backprop = Backprop(model, make_optimizer, loss, accelerator, phase)
         self.optimizers = [self._backprop.optimizer]
 
@@ -58,28 +59,30 @@ class Checkpointing(Strategy):
         return record
 
     def inactive(self) -> str | None:
-        """Say so when no block is checkpointed, or when one was not computed twice for each backward pass."""
-        if not self._checkpointed:
+        """Say so when other blocks than those asked for were computed twice for each backward pass."""
+        if not self._asked:
             return "checkpointing is not active: the model has no block that can be checkpointed"
-        if self._passes < 2 * self._backwards:
-            return (
-                f"checkpointing is not active: a block ran {self._passes} time(s) for {self._backwards} backward "
-                "pass(es), recomputation would make it two for each"
-            )
-        return None
+        twice = {block for block, passes in self._passes.items() if passes >= 2 * self._backwards}
+        if twice == self._asked:
+            return None
+        return (
+            f"checkpointing is not active as asked: {len(twice)} of {len(self._passes)} blocks were computed twice, "
+            f"strategy.every_n_layers={self.every_n_layers} asks for {len(self._asked)}"
+        )
 
-    def _watch(self) -> None:
-        """Count the passes through the first Linear of the last checkpointed block: recomputation doubles them.
+    def _watch(self, transformer: nn.Module) -> None:
+        """Count the passes through the first Linear of every block; a hook on a block itself sees no recomputation."""
+        from transformers.modeling_layers import GradientCheckpointingLayer  # the model has imported it already
 
-        A transformer carries the flag of its blocks too, but comes before them.
-        """
-        for block in self._checkpointed[-1:]:
-            first = next(module for module in block.modules() if isinstance(module, nn.Linear))
+        blocks = [module for module in transformer.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self._asked.update(blocks[:: self.every_n_layers])
+        for block in blocks:
+            self._passes[block] = 0
 
-            def count(*_: object) -> None:
-                self._passes += torch.is_grad_enabled()  # a line search's trials have no backward pass
+            def count(*_: object, block: nn.Module = block) -> None:
+                self._passes[block] += torch.is_grad_enabled()  # a line search's trials have no backward pass
 
-            first.register_forward_hook(count)
+            next(module for module in block.modules() if isinstance(module, nn.Linear)).register_forward_hook(count)
 
 
 def _outermost_transformers(model: nn.Module) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from gradbench.config import CONF, UserError, register
+from gradbench.sweep.slurm.conf import register as register_slurm
 
 VERSION_BASE = "1.3"
-HYDRA_DEFAULTS = ("hydra/launcher=auto", "hydra/sweeper=grid")
+LAUNCHER, AUTO = "hydra/launcher", "auto"
+SWEEPER = "hydra/sweeper=grid"
 
 
 class DoesNotApply(Exception):
@@ -48,6 +50,7 @@ class Composer:
     def __init__(self, config_dirs: Sequence[str] = ()) -> None:
         """Read nothing yet; `config_dirs` are searched after gradbench's own."""
         register()
+        register_slurm()
         version.setbase(VERSION_BASE)  # as hydra.main(version_base=...) does
         Plugins.instance()
         path = create_config_search_path(str(CONF))
@@ -69,15 +72,23 @@ class Composer:
         except OverrideParseException as error:
             raise UserError(f"{error.override}: not an override; write key=value") from error
 
-    def hydra(self, overrides: Sequence[str]) -> DictConfig:
-        """Return Hydra's own node (launcher, sweeper) for overrides of `hydra...` keys."""
-        given = {override.split("=")[0] for override in overrides}
-        defaults = [default for default in HYDRA_DEFAULTS if default.split("=")[0] not in given]
+    def hydra(self, overrides: Sequence[str], auto: Callable[[], str]) -> DictConfig:
+        """Return Hydra's own node (launcher, sweeper) for overrides of `hydra...` keys.
+
+        `auto` is asked which launcher to take where the user leaves it open.
+        """
         self._check_choices(self.parse(overrides))
+        chosen = dict(override.split("=", 1) for override in overrides if override.startswith(f"{LAUNCHER}="))
+        words = [override for override in overrides if not override.startswith(f"{LAUNCHER}=")]
+        sweeper = [] if any(word.startswith("hydra/sweeper=") for word in words) else [SWEEPER]
+        launcher = chosen.get(LAUNCHER, AUTO)
+        launcher = auto() if launcher == AUTO else launcher
         try:
-            hydra: DictConfig = self._loader.load_configuration("config", [*defaults, *overrides], RunMode.RUN).hydra
+            words = [f"{LAUNCHER}={launcher}", *sweeper, *words]
+            composed = self._loader.load_configuration("config", words, RunMode.RUN)
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(one_line(error)) from error
+        hydra: DictConfig = composed.hydra
         return hydra
 
     def is_group(self, key: str) -> bool:
@@ -137,6 +148,7 @@ class Composer:
             repo=repository, config_name="config", overrides_list=groups, prepend_hydra=False, skip_missing=False
         )
         config = self._loader._compose_config_from_defaults_list(defaults=defaults.defaults, repo=repository)
+        _let_model_ask(config)
         OmegaConf.set_struct(config, True)
         return config, {group: choice or "null" for group, choice in defaults.overrides.known_choices.items()}
 
@@ -170,6 +182,13 @@ class Composer:
             if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
                 raise DoesNotApply(override.key_or_group) from error
             raise UserError(f"{override.input_line}: {_cause(error)}") from error
+
+
+def _let_model_ask(config: DictConfig) -> None:
+    """Move what a model's YAML says under `resources` to where overrides find it: no part of what the model is."""
+    if "resources" in config.get("model", {}):
+        OmegaConf.set_struct(config, False)
+        config.resources = OmegaConf.merge(config.resources, config.model.pop("resources"))
 
 
 def _cause(error: BaseException) -> str:

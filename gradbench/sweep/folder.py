@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,6 +84,11 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
             for cell in cells
         ],
     }
+
+
+def discard(sweep: Path) -> None:
+    """Remove the folder of a sweep of which nothing has started."""
+    shutil.rmtree(sweep, ignore_errors=True)
 
 
 def take_over(sweep: Path) -> None:

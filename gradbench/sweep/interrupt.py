@@ -17,6 +17,7 @@ class Stop:
     """How urgently the user wants the sweep to end: 0 not at all, 1 finish what runs, 2 now."""
 
     level = 0
+    save = False  # the scheduler wants its node back: what runs is to save itself, what waits to stay as it is
 
     def request(self, level: int) -> None:
         """Raise the urgency to `level`; it never falls."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from gradbench.config import Resources
 from gradbench.record import CellSpec, Result
+from gradbench.sweep.interrupt import Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class Job:
     cell: Path
     spec: CellSpec
     resources: Resources = field(default_factory=Resources)
+    attempt: int | None = None  # the number of its attempt, begun or not; None: the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +42,29 @@ class Ended:
 
 
 Event = Started | Ended
+
+
+class Launcher(Protocol):
+    """Brings cells to their outcomes: on this machine, or on a cluster."""
+
+    name: str
+
+    def warm(self, configs: Iterable[Mapping[str, Any]]) -> AbstractContextManager[Any]:
+        """Start what takes long and needs no folder yet; what is yielded goes to `run`."""
+        ...
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Do what may still be refused.
+
+        Raises:
+            UserError: nothing of it can run.
+        """
+        ...
+
+    def run(self, jobs: Sequence[Job], stop: Stop, warm: Any = None) -> Iterator[Event]:
+        """Bring every job to an outcome, and tell what happens as it happens."""
+        ...
+
+    def farewell(self, sweep: Path) -> list[str]:
+        """Return what the user must know when the command ends and cells have not."""
+        ...

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from gradbench.config import Resources
+from gradbench.config import Resources, UserError
 from gradbench.record import CellSpec, Result
 from gradbench.sweep import folder, status, table
 from gradbench.sweep.interrupt import Stop, interruptible
-from gradbench.sweep.job import Ended, Job
+from gradbench.sweep.job import Ended, Job, Launcher
 from gradbench.sweep.local.launcher import LocalLauncher
-from gradbench.sweep.local.worker import Worker
 from gradbench.sweep.progress import Progress
 from gradbench.sweep.status import CellStatus
 from gradbench.tracking.address import resolve
@@ -32,29 +30,27 @@ def run(
     config = cells[0].config
     runs = Path(config["runs"])
     done = {} if config["rerun"] == "all" else folder.finished(runs, cells)
-    for note in (*notes, *_where(hydra.launcher.kind)):
+    for note in notes:
         console.print(note, soft_wrap=True, markup=False)
     todo = [cell for cell in cells if cell.id not in done]
     if not todo:
         return _nothing_to_run(console, cells, [], done)
-    launcher = launcher_of(config)
+    launcher = launcher_of(config, hydra)
     with launcher.warm(cell.config for cell in todo) as warm:  # it imports while this process does
         todo = _vetted(todo, console)
         if all(cell.skip for cell in todo):
             return _nothing_to_run(console, cells, todo, done)
         vetted = {cell.id: cell for cell in todo}
         cells = [vetted.get(cell.id, cell) for cell in cells]
-        sweep = folder.create(runs, folder.Order(tuple(command), "local", _tracking(config)), cells, done)
-        _announce(console, sweep, cells, done)
+        sweep = folder.create(runs, folder.Order(tuple(command), launcher.name, _tracking(config)), cells, done)
         jobs = [job_of(sweep, cell) for cell in todo if cell.skip is None]
+        try:
+            launcher.begin(jobs)
+        except UserError:
+            folder.discard(sweep)
+            raise
+        _announce(console, sweep, cells, done)
         return drive(console, sweep, jobs, launcher, warm)[1]
-
-
-def _where(launcher: str) -> list[str]:
-    """Return what a user who expects the cells on a cluster must know."""
-    if launcher != "auto" or shutil.which("sbatch") is None:
-        return []
-    return ["gradbench does not submit to SLURM yet: the cells run on this machine; hydra/launcher=local silences this"]
 
 
 def _tracking(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,8 +74,15 @@ def job_of(sweep: Path, cell: CellSpec) -> Job:
     return Job(sweep / cell.id, cell, Resources(**cell.config["resources"]))
 
 
-def launcher_of(config: Mapping[str, Any]) -> LocalLauncher:
-    """Return the launcher that a config asks for."""
+def launcher_of(
+    config: Mapping[str, Any], hydra: DictConfig, changes: Mapping[str, Mapping[str, Any]] | None = None
+) -> Launcher:
+    """Return the launcher that Hydra's node names; `changes` are those that a rerun makes to its cells' configs."""
+    if hydra.launcher.kind == "slurm":
+        from gradbench.sweep.slurm.launcher import SlurmLauncher
+
+        conf: Any = OmegaConf.to_container(hydra.launcher)
+        return SlurmLauncher(conf, config["launch"], changes)
     return LocalLauncher(config["launch"]["workers"], config["launch"]["threads"])
 
 
@@ -114,8 +117,8 @@ def drive(
     console: Console,
     sweep: Path,
     jobs: Sequence[Job],
-    launcher: LocalLauncher,
-    warm: Worker | None = None,
+    launcher: Launcher,
+    warm: Any = None,
     *,
     only: bool = False,
 ) -> tuple[list[CellStatus], int]:
@@ -132,6 +135,8 @@ def drive(
                     told[event.job.spec.id] = event.result
         cells = [cell for cell in status.of_sweep(sweep, told) if not only or cell.id in told]
         table.show(console, cells)
+        for line in launcher.farewell(sweep):
+            console.print(line, soft_wrap=True, markup=False)
         console.print(uploader.summary(), soft_wrap=True, markup=False)
         return cells, _exit_code(cells, stop)
 

@@ -12,6 +12,9 @@ from typing import Any
 from gradbench.record import CellSpec, Outcome, Result
 from gradbench.sweep import folder
 from gradbench.sweep.ending import reconcile
+from gradbench.sweep.slurm import standing
+from gradbench.sweep.slurm.scheduler import Scheduler
+from gradbench.sweep.slurm.standing import Standing
 from gradbench.tracking import disk
 
 
@@ -46,14 +49,18 @@ def of_finished(cell: CellSpec, attempt: Path) -> CellStatus:
     return _of_attempt(attempt.parent.parent, {"id": cell.id, "name": cell.name, "axes": cell.axes}, attempt, None)
 
 
-def of_sweep(sweep: Path, told: Mapping[str, Result] | None = None) -> list[CellStatus]:
-    """Return the status of every cell, those that turn out to be dead marked as lost on disk.
+def of_sweep(
+    sweep: Path, told: Mapping[str, Result] | None = None, scheduler: Scheduler | None = None
+) -> list[CellStatus]:
+    """Return the status of every cell, those that turn out to be dead given their outcome on disk.
 
-    `told` are results that its driver has heard of: they count where a full disk could not hold them.
+    `told` are results that its driver has heard of: they count where a full disk could not hold them. A `scheduler`
+    that is kept between two calls is asked less often.
     """
     content = folder.load(sweep)
     driver_alive = disk.is_alive(content["driver"])
-    cells = [_of_cell(sweep, brief, driver_alive) for brief in content["cells"]]
+    promised = standing.of_cells(sweep, scheduler or Scheduler()) if content["launcher"] == "slurm" else {}
+    cells = [_of_cell(sweep, brief, driver_alive, promised.get(brief["id"])) for brief in content["cells"]]
     return [_as_told(sweep, cell, (told or {}).get(cell.id)) for cell in cells]
 
 
@@ -71,9 +78,30 @@ def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _of_cell(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:
-    cell = _found(sweep, brief, driver_alive)
+def _of_cell(
+    sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None, promised: Standing | None
+) -> CellStatus:
+    cell = _of_standing(sweep, brief, promised) if promised else _found(sweep, brief, driver_alive)
     return cell if cell.updates is not None else dataclasses.replace(cell, updates=brief.get("updates"))
+
+
+def _of_standing(sweep: Path, brief: Mapping[str, Any], promised: Standing) -> CellStatus:
+    """Return the status of a cell that SLURM is to run, or has run."""
+    who = {"id": brief["id"], "name": brief["name"], "axes": brief["axes"]}
+    if promised.result is not None:
+        return dataclasses.replace(_ended(sweep, who, promised.attempt, promised.result), job=promised.job)
+    seen = promised.seen
+    return CellStatus(
+        **who,
+        attempt=int(promised.attempt.name),
+        outcome=None,
+        state=standing.word(promised),
+        reason=seen.reason if seen else "it is not known whether its job was submitted",
+        host=seen.node if seen else None,
+        job=promised.job,
+        updates_done=disk.last_update(promised.attempt),
+        started=seen.started_unix_s if seen else None,
+    )
 
 
 def _found(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:

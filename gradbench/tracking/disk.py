@@ -4,6 +4,7 @@
 <runs>/<sweep>/<cell id>/cell.json           the cell: its frozen, resolved config
 <runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt result.json
                                              mlflow.json (how much of it the tracking store has confirmed)
+                                             checkpoint.pt (of one that the scheduler stopped, until it has ended)
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
 
 SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.json"
 STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
+CHECKPOINT = "checkpoint.pt"
+
+JOB_VARIABLE = "GRADBENCH_JOB"
+"""Names the scheduler's job in the processes of its cells. One that only happens to lie in an allocation has it not."""
 
 _SAME_START_S = 0.5  # another process that got the same number started later
 
@@ -97,6 +102,17 @@ def new_attempt(cell: Path) -> Path:
         return path
 
 
+def reopen_attempt(cell: Path, number: int) -> Path:
+    """Create an attempt folder by its number, or return the one that is there, without the result that it goes beyond.
+
+    A job that the scheduler sends back to the queue continues its attempt.
+    """
+    path = cell / str(number)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / RESULT).unlink(missing_ok=True)
+    return path
+
+
 def attempts(cell: Path) -> list[Path]:
     """Return the attempt folders of a cell, oldest first."""
     try:
@@ -144,13 +160,14 @@ def to_result(content: Mapping[str, Any]) -> Result:
 
 
 def this_process() -> dict[str, Any]:
-    """Return who this process is: what `is_alive` knows it by, from another process of its host."""
+    """Return who this process is: what `is_alive` knows it by, from another process of its host; and its job."""
     me = psutil.Process()
     return {
         "host": socket.gethostname(),
         "pid": me.pid,
         "started_unix_s": me.create_time(),
         "boot_unix_s": psutil.boot_time(),
+        "job": os.environ.get(JOB_VARIABLE),
     }
 
 
@@ -175,25 +192,37 @@ def is_alive(state: Mapping[str, Any] | None) -> bool | None:
 
 
 class Spool:
-    """The points of one attempt, appended a line at a time and never rewritten."""
+    """The points of one attempt, appended a line at a time and never rewritten; one for each kind and update."""
 
     def __init__(self, attempt: Path) -> None:
         """Open for appending; what a kill tore off is ended first, so that it can't spoil the next line."""
+        self._there = {_identity(record) for record, _ in read_points(attempt)}
         self._file = (attempt / STEPS).open("a+b", buffering=0)
         end = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, end - 1))
         if self._file.read(1) not in (b"", b"\n"):
             self._file.write(b"\n")
 
-    def append(self, record: StepRecord | EvalRecord) -> None:
-        """Write one record with one call, so that a kill tears at most the last line."""
-        kind = "step" if isinstance(record, StepRecord) else "eval"
+    def append(self, record: StepRecord | EvalRecord) -> bool:
+        """Write one record with one call, so that a kill tears at most the last line; tell whether it was new.
+
+        An attempt that starts again repeats what its checkpoint lacks: what it has told already stands.
+        """
+        kind, update = _identity(record)
+        if (kind, update) in self._there:
+            return False
         line = json.dumps({"kind": kind, **encode(record)}, allow_nan=False)
         self._file.write(line.encode() + b"\n")
+        self._there.add((kind, update))
+        return True
 
     def close(self) -> None:
         """Close the file; what was appended is on disk already."""
         self._file.close()
+
+
+def _identity(record: StepRecord | EvalRecord) -> tuple[str, int]:
+    return "step" if isinstance(record, StepRecord) else "eval", record.update
 
 
 def read_points(attempt: Path, offset: int = 0) -> Iterator[tuple[StepRecord | EvalRecord, int]]:

@@ -30,6 +30,7 @@ class Slots:
     workers: int
     threads: int
     gpus: tuple[str, ...]
+    save: bool = False  # a cell that is told to stop saves its state first
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Books:
         self._running: dict[str, _Running] = {}
         self._free_gpus = list(slots.gpus)
         self._worker = first
-        self._stopping = False
+        self._stopping = self._saving = False
 
     def events(self) -> Iterator[Event]:
         """Work until nobody waits and nobody runs."""
@@ -77,12 +78,18 @@ class Books:
                 self._worker.close()
 
     def _obey(self) -> Iterator[Event]:
-        """Do what the user asked for by Ctrl-C."""
+        """Do what the user asked for by Ctrl-C, or the scheduler by a signal."""
         if self._stop.level >= 2 and not self._stopping:
             self._stopping = True
             for attempt in self._running:
                 if self._worker:
                     self._worker.send({"stop": attempt})
+        if self._stop.save and not self._saving:
+            self._saving = True
+            self._waiting.clear()
+            for attempt in self._running:
+                if self._worker:
+                    self._worker.send({"save": attempt})
         if self._stop.level:
             yield from self._end_waiting(Outcome.CANCELLED, "the user stopped the sweep before it started")
 
@@ -129,6 +136,7 @@ class Books:
             threads=asked.cpus or self._slots.threads,
             time_limit_s=None if asked.time_min is None else asked.time_min * 60,
             mem_limit_bytes=None if asked.mem_gb is None else int(asked.mem_gb * GB),
+            saves=self._slots.save,
         )
 
     def _listen(self, worker: Worker) -> Iterator[Event]:
@@ -163,8 +171,8 @@ class Books:
 
 
 def _new_attempt(job: Job) -> Path:
-    """Create the next attempt of a cell, complete but for its process."""
-    attempt = disk.new_attempt(job.cell)
+    """Create the next attempt of a cell, complete but for its process, or open the one that it continues."""
+    attempt = disk.new_attempt(job.cell) if job.attempt is None else disk.reopen_attempt(job.cell, job.attempt)
     disk.save_config(attempt, job.spec.config)
     disk.save_state(attempt)  # until the cell says that it runs, this process answers for it
     return attempt

@@ -1,6 +1,6 @@
 """What the driver and its zygote say to each other: JSON objects, one a line, over a stream socket.
 
-The driver asks `{"run": request}` and `{"stop": attempt}`. The zygote answers `{"ready": pid}`,
+The driver asks `{"run": request}`, `{"stop": attempt}` and `{"save": attempt}` (save its state, and stop). The zygote answers `{"ready": pid}`,
 `{"started": attempt, "pid": pid}` and `{"ended": attempt, "result": result}`. Either may die at any moment.
 """
 
@@ -28,6 +28,7 @@ class Request:
     threads: int = 1
     time_limit_s: float | None = None
     mem_limit_bytes: int | None = None
+    saves: bool = False  # told to stop, it saves its state first
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 
@@ -34,6 +35,8 @@ class LocalLauncher:
     gpus: tuple[str, ...] | None = None  # UUIDs; None: those that NVML sees and CUDA_VISIBLE_DEVICES leaves
     target: str = "gradbench.cell:run_attempt"
     graces: Graces = field(default_factory=Graces)
+    save: bool = False  # a cell that is told to stop saves its state first
+    name: ClassVar[str] = "local"
 
     @contextmanager
     def warm(self, configs: Iterable[Mapping[str, Any]]) -> Iterator[Worker | None]:
@@ -47,6 +50,13 @@ class LocalLauncher:
             yield worker
         finally:
             worker.close()
+
+    def begin(self, _jobs: Sequence[Job]) -> None:
+        """Refuse nothing: what goes wrong is an outcome."""
+
+    def farewell(self, _sweep: Path) -> list[str]:
+        """Return nothing: all cells end with the command."""
+        return []
 
     def _hire(self, configs: Iterable[Mapping[str, Any]]) -> Worker:
         return Worker(self.target, self.graces, sorted({module for config in configs for module in _modules(config)}))
@@ -72,7 +82,7 @@ class LocalLauncher:
         asked_gb = max((job.resources.mem_gb or _CELL_GB for job in jobs), default=_CELL_GB)
         carried = min(cores // (self.threads or 1), int(psutil.virtual_memory().available / GB / asked_gb))
         workers = max(1, self.workers or len(gpus) or carried)
-        return Slots(workers, self.threads or max(1, cores // workers), gpus)
+        return Slots(workers, self.threads or max(1, cores // workers), gpus, self.save)
 
 
 def _modules(config: Any) -> Iterator[str]:

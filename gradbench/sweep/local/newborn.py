@@ -53,14 +53,17 @@ def be_cell(target: Target, request: Request, zygote: int, inherited: Sequence[_
 def _become_own_process(request: Request, inherited: Sequence[_Closable]) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if not request.saves:  # else it stays deaf until it can save itself
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for end in inherited:
         end.close()
     _write_to(Path(request.attempt) / disk.LOG)
     print(f"{request.name}  {request.attempt}  process {os.getpid()}")
     faulthandler.enable()
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request.threads)) | dict(request.env))
+    if request.saves:
+        os.environ["GRADBENCH_ON_STOP"] = "save"
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request.threads)
     gc.enable()

@@ -35,6 +35,7 @@ from gradbench.sweep.local.process import kill_group, kill_rest, kill_strangers,
 from gradbench.tracking import disk
 
 _TICK_S = 0.2  # how often the limits are looked at
+_UNSAVED = "stopped by the scheduler before its first update; starts again from the beginning"
 
 
 @dataclass
@@ -45,6 +46,7 @@ class _Child:
     started_s: float = field(default_factory=time.monotonic)
     verdict: Verdict | None = None
     kill_at_s: float | None = None
+    to_save: bool = False
 
     @property
     def attempt(self) -> Path:
@@ -65,6 +67,8 @@ class Zygote:
         for end in (self._deaths, self._alarm):
             end.setblocking(False)
         self._selector.register(self._deaths, selectors.EVENT_READ, self._drain)
+        for number in (signal.SIGTERM, signal.SIGUSR2):  # SLURM sends them to every process of a job
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the wake-up socket
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
 
@@ -97,6 +101,8 @@ class Zygote:
         for child in self._children.values():
             if child.request.attempt == message.get("stop"):
                 self._end(child, (Outcome.CANCELLED, "the user stopped it"))
+            if child.request.attempt == message.get("save"):
+                child.to_save, child.verdict = True, (Outcome.PREEMPTED, _UNSAVED)
 
     def _start(self, request: Request) -> None:
         kills, zygote = oom_kills(), os.getpid()
@@ -113,6 +119,8 @@ class Zygote:
     def _watch(self, child: _Child) -> None:
         """Hold a child to its limits."""
         now, limits = time.monotonic(), child.request
+        if child.to_save:  # again and again: a cell that has just begun does not listen yet
+            _terminate(child.pid)
         if child.kill_at_s is not None:
             if now >= child.kill_at_s:
                 kill_group(child.pid)
@@ -131,8 +139,7 @@ class Zygote:
         """Ask a child to end, and note when to stop asking."""
         if child.verdict is None:
             child.verdict, child.kill_at_s = verdict, time.monotonic() + self._graces.stop_s
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGTERM)
+            _terminate(child.pid)
 
     def _reap(self) -> None:
         """Settle the cells that have died, and kill what they left behind: it holds memory, or the GPU."""
@@ -147,6 +154,11 @@ class Zygote:
     def _settle(self, request: Request, death: Death, verdict: Verdict | None) -> None:
         result = settle(Path(request.attempt), death, verdict)
         self._channel.send({"ended": request.attempt, "result": disk.encode(result)})
+
+
+def _terminate(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
 
 
 def _next_death() -> tuple[int, int] | None:

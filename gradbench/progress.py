@@ -1,0 +1,70 @@
+"""What an attempt has so far, and whether somebody wants it to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gradbench.record import EvalRecord, MemoryRecord, Outcome, Result, StepRecord
+from gradbench.summary import final_metrics
+
+
+@dataclass
+class Progress:
+    """What an attempt has so far: whatever ends it, this much is reported."""
+
+    attempt: Path
+    started_unix_s: float = field(default_factory=time.time)  # the first time, where it was stopped and goes on
+    phase: str = "set-up"
+    updates: int | None = None
+    steps: list[StepRecord] = field(default_factory=list)
+    evaluations: list[EvalRecord] = field(default_factory=list)
+    memory: MemoryRecord | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    stop_asked: bool = False
+
+    def add(self, record: StepRecord | EvalRecord) -> None:
+        """Take a point that is on disk."""
+        if isinstance(record, StepRecord):
+            self.steps.append(record)
+        else:
+            self.evaluations.append(record)
+
+    def result(self, outcome: Outcome, reason: str | None) -> Result:
+        """Return how the attempt ended, if it ended now and so."""
+        metrics = final_metrics(self.steps, self.evaluations, self.memory, finished=outcome is Outcome.OK)
+        return Result(
+            outcome=outcome,
+            reason=reason,
+            updates_done=len(self.steps),
+            updates=self.updates,
+            started_unix_s=self.started_unix_s,
+            ended_unix_s=time.time(),
+            host=socket.gethostname(),
+            metrics=metrics,
+            facts=self.facts,
+        )
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Let SIGTERM and SIGUSR2 ask for a stop between two updates.
+
+        An exception raised in a signal handler could be swallowed anywhere; a flag cannot.
+        """
+
+        def note(_signal: int, _frame: FrameType | None) -> None:
+            self.stop_asked = True
+
+        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGUSR2)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -1,0 +1,133 @@
+"""Run cells as SLURM jobs: submit what the site takes, then follow the folders and the scheduler until all have ended.
+
+The jobs need nobody: a driver that leaves, or is killed, loses nothing but its own live view.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+from gradbench.config import UserError
+from gradbench.sweep.interrupt import Stop
+from gradbench.sweep.job import Ended, Event, Job
+from gradbench.sweep.slurm import arrays, plan
+from gradbench.sweep.slurm.arrays import Array
+from gradbench.sweep.slurm.command import SlurmError
+from gradbench.sweep.slurm.follow import Follower
+from gradbench.sweep.slurm.plan import Limits
+from gradbench.sweep.slurm.queue import Queue
+from gradbench.sweep.slurm.scheduler import Scheduler
+from gradbench.sweep.slurm.site import Site
+from gradbench.sweep.slurm.truth import not_submitted
+from gradbench.tracking import disk
+
+POLL_S = 0.5  # how soon a result on disk is seen
+LOAD = 0.1  # the share of the time that looks may take
+
+
+class SlurmLauncher:
+    """How to run cells on a cluster."""
+
+    name = "slurm"
+
+    def __init__(
+        self, conf: Mapping[str, Any], launch: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Set up from `hydra.launcher`, `launch`, and what a rerun changes in the configs of its cells."""
+        self._conf, self._launch, self._changes = conf, launch, changes or {}
+        self._queue: Queue
+        self._jobs: dict[str, Job] = {}
+        self._gpus = False
+        self._follower = Follower(Scheduler())
+
+    @contextmanager
+    def warm(self, _configs: Iterable[Mapping[str, Any]]) -> Iterator[None]:
+        """Start nothing: the jobs import where they run."""
+        yield None
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Submit what the site takes now.
+
+        Raises:
+            UserError: it takes nothing, or not all where nobody is to wait for room.
+        """
+        try:
+            site = Site.ask(self._conf["account"], self._conf["qos"])
+        except SlurmError as error:
+            raise UserError(f"{error}; hydra/launcher=local runs the cells on this machine") from error
+        self._gpus = site.has_gpus(self._conf["partition"])
+        self._jobs = {job.spec.id: job for job in jobs}
+        sweep = jobs[0].cell.parent
+        running = self._launch["throttle"] or self._conf["array_parallelism"]
+        self._queue = Queue(sweep, self._arrays(jobs, site, running), self._jobs, self._conf, running=running)
+        self._submit()
+        if not self._queue.submitted:
+            raise UserError(f"sbatch: {self._queue.refused[0][1]}")
+
+    def _arrays(self, jobs: Sequence[Job], site: Site, running: int) -> list[Array]:
+        resumes, pack = self._launch["resume_on_timeout"], self._launch["cells_per_job"]
+        for job in jobs:
+            plan.check(job.resources, resumes=resumes)
+        waits, tasks = self._launch["wait"], -(-len(jobs) // pack)
+        if not waits and site.max_submit is not None and tasks > site.max_submit:
+            raise UserError(
+                f"launch.wait=false: {tasks} jobs, and {site.max_submit} may be queued; launch.wait=true submits them "
+                f"in turn, launch.cells_per_job={-(-len(jobs) // site.max_submit)} makes them fewer"
+            )
+        template = Array(
+            0, (), {}, self._changes, uploads=not waits, resumes=resumes, code=None
+        )
+        size = min(site.max_array_size, site.max_submit or site.max_array_size)
+        return plan.arrays(jobs, _attempts(jobs), template, pack, Limits(size, running))
+
+    def _submit(self) -> None:
+        for array in self._queue.submit(gpus=self._gpus):
+            self._follower.add(array, self._jobs)
+
+    def run(self, _jobs: Iterable[Job], stop: Stop | None = None, _warm: None = None) -> Iterator[Event]:
+        """Tell what happens to what `begin` submitted, until all have ended or the user has had enough."""
+        stop = stop or Stop()
+        while self._launch["wait"] and not stop.level and (self._follower.jobs or self._queue.waiting):
+            started_s = time.monotonic()
+            yield from self._follower.look()
+            yield from self._give_up_refused()
+            self._submit()
+            time.sleep(max(POLL_S, (time.monotonic() - started_s) / LOAD))
+
+    def farewell(self, sweep: Path) -> list[str]:
+        """Return how to look after the jobs that go on, and what will never be submitted."""
+        where = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
+        jobs, lines = len(self._follower.jobs), []
+        if jobs:
+            ids = ", ".join(str(array.job) for array in self._queue.submitted.values())
+            lines = [
+                f"{jobs} jobs go on ({ids}); look: python -m gradbench status {sweep.name} --watch{where}",
+                f"stop them: python -m gradbench cancel {sweep.name}{where}",
+            ]
+        if missing := sum(len(task) for array in self._queue.waiting for task in array.tasks):
+            lines.append(f"{missing} cells were not submitted: the site takes no more jobs of yours at a time")
+        return lines
+
+    def _give_up_refused(self) -> Iterator[Event]:
+        """Give an outcome to the cells whose array sbatch refused after it had taken others."""
+        while self._queue.refused:
+            array, words = self._queue.refused.pop()
+            for promise, _ in array.jobs():
+                job = self._jobs[promise.cell]
+                attempt = job.cell / str(promise.attempt)
+                yield Ended(job, attempt, not_submitted(attempt, job.spec, f"sbatch refused its array: {words}"))
+
+
+def _attempts(jobs: Sequence[Job]) -> dict[str, int]:
+    """Return the number of the next attempt of each cell: above all that were made, and all that were promised."""
+    promised = arrays.last_jobs(arrays.of_sweep(jobs[0].cell.parent))
+    return {job.spec.id: max(_last_made(job.cell), promised.get(job.spec.id, (0, None))[0]) + 1 for job in jobs}
+
+
+def _last_made(cell: Path) -> int:
+    return max((int(attempt.name) for attempt in disk.attempts(cell)), default=0)
