@@ -21,8 +21,10 @@ from hydra.utils import instantiate
 from torch import nn
 
 from gradbench import resume
+from gradbench.code import fingerprint
 from gradbench.data.base import Data
 from gradbench.data.order import batches, held_out_batches, sha256_of
+from gradbench.facts import at_work
 from gradbench.gate import check as check_gate
 from gradbench.loop import Diverged, Evaluation, Loop
 from gradbench.memory.audit import audit
@@ -38,6 +40,9 @@ EVAL_BATCH = 64  # samples; the held-out loss does not depend on it
 
 ON_STOP = "GRADBENCH_ON_STOP"
 """What SIGTERM and SIGUSR2 are for: `save` where the scheduler sends them, else they cancel the attempt."""
+
+CODE = fingerprint()
+"""Of the files that this process has imported, whatever becomes of them while its cells wait."""
 
 VERSIONED = ("torch", "transformers", "accelerate", "numpy", "hydra-core", "mlflow")
 
@@ -101,12 +106,13 @@ def _begin(config: Mapping[str, Any], progress: Progress) -> _Training:
         progress.memory = cell.audit()
         disk.write_json(progress.attempt / disk.AUDIT, progress.memory)
     progress.phase = "attach"
-    return _Training(cell, *cell.loop())
+    training = _Training(cell, *cell.loop())
+    progress.facts["at_work"] = at_work(training.loop.model, cell.accelerator)
+    return training
 
 
 def _resume(config: Mapping[str, Any], progress: Progress) -> _Training | None:
     """Set the training up as it was when it was stopped; None, with the reason in the log, where that can't be."""
-    progress.phase = "resume"
     try:
         saved = resume.load(progress.attempt)
         if saved is None:
@@ -190,7 +196,7 @@ class Cell:
         return next(batches(self.data, self.sizes[:1], self.seed))
 
     def gate(self) -> GateReport:
-        """Compare one untimed update with plain backprop."""
+        """Compare untimed updates with plain backprop's."""
         limit = self.config["gate"]["samples"]
         batch = {key: tensor[:limit] for key, tensor in self.first_batch.items()}
         # One without a schedule: it takes the batch, which may be cut down, for a whole window.
@@ -228,8 +234,9 @@ class Cell:
 
 
 def recipe() -> dict[str, Any]:
-    """Return what a result depends on beside its config: versions, flags."""
+    """Return what a result depends on beside its config: code, versions, flags."""
     return {
+        "code": CODE,
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONED},
         "flags": _flags(),
@@ -257,7 +264,5 @@ def _flags() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
         "tf32_cudnn": torch.backends.cudnn.allow_tf32,
-        "attention": "sdpa",
-        "compiled": False,
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }

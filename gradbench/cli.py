@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -184,6 +185,11 @@ def _status(argv: Sequence[str]) -> int:
         print(status.as_json(sweep.name, status.of_sweep(sweep)))
     else:
         watch.show(sweep, _console(), live=words.options.watch)
+    if status.tracking_is_behind(sweep):  # nobody else will send what has ended
+        from gradbench.tracking.uploader import sync  # imports mlflow
+
+        with contextlib.redirect_stdout(sys.stderr):
+            sync([sweep])
     return 0
 
 
@@ -193,17 +199,34 @@ def _rerun(argv: Sequence[str]) -> int:
     parser.add_argument("--sweep", help="the sweep (default: the newest)")
     parser.add_argument("--json", action="store_true", help="what became of the cells as one JSON document on stdout")
     words = _sort(argv, parser)
-    from gradbench.sweep import status
+    from gradbench.sweep import folder, status
+    from gradbench.sweep.compose import Composer
     from gradbench.sweep.rerun import rerun  # imports the launchers
 
     settings, options = _settings(words), words.options
+    sweep = folder.find(Path(settings["runs"]), options.sweep)
+    content = folder.load(sweep)
+    # As the sweep was started, unless this command says otherwise.
+    hydra_words = [word for word in content["command"] if _is_hydra(word)] + words.hydra
+    hydra = Composer(options.config_dir).hydra(hydra_words, lambda: str(content["launcher"]))
     console = _console(stderr=options.json)
-    sweep, statuses, code = rerun(
-        settings, words.overrides, words.names, options.sweep, failed=options.failed, console=console
+    statuses, code = rerun(
+        settings, words.overrides, words.names, sweep, failed=options.failed, hydra=hydra, console=console
     )
     if options.json:
-        print(status.as_json(sweep, statuses))
+        print(status.as_json(sweep.name, statuses))
     return code
+
+
+def _cancel(argv: Sequence[str]) -> int:
+    words = _sort(argv, _parser("cancel"))
+    if len(words.names) != 1:
+        raise UserError("cancel: name the sweep to stop (gradbench status shows the newest)")
+    from gradbench.sweep import folder
+    from gradbench.sweep.cancel import cancel
+
+    print(cancel(folder.find(Path(_settings(words)["runs"]), words.names[0])))
+    return 0
 
 
 def _sync(argv: Sequence[str]) -> int:
@@ -259,6 +282,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "plan": _plan,
     "status": _status,
     "rerun": _rerun,
+    "cancel": _cancel,
     "sync": _sync,
     "ui": _ui,
 }
@@ -267,6 +291,7 @@ DESCRIPTIONS = {
     "plan": "Compose and list the cells of a command; submit nothing.",
     "status": "Show every cell of a sweep (default: the newest) with its outcome or live state.",
     "rerun": "Run the next attempt of the named cells, or of all without a result.",
+    "cancel": "Stop a sweep: its jobs that wait or run, or the driver of its local workers.",
     "sync": "Send to the tracking server whatever it has not confirmed.",
     "ui": "Start the MLflow UI on the store in use and print its address.",
 }
@@ -279,11 +304,13 @@ gradbench: which optimizer and which memory strategy should train this model on 
   python -m gradbench plan [-m] [key=value ...]                    what would run; submits nothing
   python -m gradbench status [SWEEP] [--watch] [--json]            every cell's outcome or live state
   python -m gradbench rerun CELL... | --failed [--sweep SWEEP]     the next attempt of just these
+  python -m gradbench cancel SWEEP                                 stop it, jobs that wait included
   python -m gradbench sync                                         send what MLflow has not confirmed
   python -m gradbench ui [--port N]                                browse the results in MLflow
 
 Keys: seed, size, precision (fp32, bf16), train.updates, train.batch_size, train.eval_every, optimizer.lr,
 strategy.*, model.*, data.*, gate.*, probe.*, tracking.uri, tracking.experiment, launch.workers, launch.threads,
-resources.gpus/cpus/mem_gb/time_min, runs (the folder of results), rerun=all (finished cells too),
-hydra/launcher=local. Choices, also as optimizer=sgd,adam or optimizer='glob(ada*)' with -m:
+resources.gpus/cpus/mem_gb/time_min, runs (the folder of results), rerun=all (finished cells too).
+On SLURM: launch.wait/cells_per_job/throttle/resume_on_timeout/on_failure, hydra.launcher.partition/account/qos/...;
+hydra/launcher=local or =slurm forces one. Choices, also as optimizer=sgd,adam or optimizer='glob(ada*)' with -m:
 """

@@ -59,3 +59,37 @@ def accelerator() -> Iterator[Callable[..., Any]]:
 
     yield made
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs folder of a module's tests, which share its cache."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def composer() -> Any:
+    """What makes configs of overrides."""
+    from gradbench.sweep.compose import Composer
+
+    return Composer()
+
+
+@pytest.fixture
+def attempt_of(composer: Any, runs: Path) -> Iterator[Callable[..., Path]]:
+    """Return `attempt_of(*overrides)`: a new attempt folder of that cell, whose training is short."""
+    from accelerate.state import AcceleratorState
+
+    from gradbench.tracking import disk
+
+    short = ("train.updates=4", "train.eval_every=2", "train.warmup=1", "train.batch_size=8")
+
+    def made(*overrides: str) -> Path:
+        AcceleratorState._reset_state(reset_partial_state=True)  # one cell has one process, elsewhere
+        config, _choices = composer.cell([f"runs={runs}", *short, *overrides])
+        attempt = disk.new_attempt(runs / "sweep" / "cell")
+        disk.save_config(attempt, config)
+        return attempt
+
+    yield made
+    AcceleratorState._reset_state(reset_partial_state=True)

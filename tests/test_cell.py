@@ -6,39 +6,10 @@ import signal
 import threading
 
 import pytest
-from accelerate.state import AcceleratorState
 
 from gradbench.cell import run_attempt
 from gradbench.record import EvalRecord, Outcome, StepRecord
-from gradbench.sweep.compose import Composer
 from gradbench.tracking import disk
-
-SHORT = ("train.updates=4", "train.eval_every=2", "train.warmup=1", "train.batch_size=8")
-
-
-@pytest.fixture(scope="module")
-def composer():
-    return Composer()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture
-def attempt_of(composer, runs):
-    """Return `attempt_of(*overrides)`: a new attempt folder of that cell."""
-
-    def made(*overrides):
-        AcceleratorState._reset_state(reset_partial_state=True)  # one cell has one process, elsewhere
-        config, _choices = composer.cell([f"runs={runs}", *SHORT, *overrides])
-        attempt = disk.new_attempt(runs / "sweep" / "cell")
-        disk.save_config(attempt, config)
-        return attempt
-
-    yield made
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def points(attempt, kind):
@@ -161,6 +132,7 @@ def test_sigterm_ends_a_cell_at_the_next_update_and_keeps_what_it_has(attempt_of
     result = run_attempt(attempt)
     assert result.outcome is Outcome.CANCELLED
     assert 0 < result.updates_done == len(points(attempt, StepRecord)) < 10000
+    assert not (attempt / disk.CHECKPOINT).exists()
 
 
 def test_bf16_is_autocast_and_the_weights_stay_fp32(attempt_of):

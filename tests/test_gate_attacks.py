@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -20,6 +21,14 @@ from gradbench.strategy.standard import Standard
 from tests.small import batch_of, build_of
 
 LOSS = CrossEntropy()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_no_garbage():
+    """Spare the collector, which every check calls, the half million objects that the imports made."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(params=["no", "bf16"])
@@ -268,10 +277,13 @@ ATTACKS = [
     (MisreportsTheLoss, "its loss is "),
     (MisreportsTheLossLater, "in its second update its loss is "),
     (MisreportsTheNorm, "it reports a gradient norm of "),
-    (NeverZeroes, "in its second update its gradient norm is 2 times plain backprop's: is the first one's never set to zero?"),
+    (
+        NeverZeroes,
+        "in its second update its gradient norm is 2 times plain backprop's: is the first one's never set to",
+    ),
     (IsLateOnce, "in its second update 21 of 21 parameters that plain backprop reaches get no gradient, first "),
     (IsWrongFromTheSecondUpdateOn, "in its second update its gradient differs from plain backprop's by "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("attack", "sentence"), ATTACKS, ids=[attack.__name__ for attack, _ in ATTACKS])
@@ -335,8 +347,10 @@ class MisreportsThoughInexact(MisreportsTokens):
 
 def test_B2_an_inexact_strategy_reports_its_batch_as_everybody_does(accelerator):
     report = check(MisreportsThoughInexact(), accelerator)
-    assert report.reason == f"{type(attack).__name__.lower()} misreports its update: it reports 144 live labels, its batch has 72"
     assert not report.passed
+    name, _, sentence = report.reason.partition(" ")
+    assert name == "misreportsthoughinexact"
+    assert sentence == "misreports its update: it reports 144 live labels, its batch has 72"
 
 
 class EatsItsBatch(Attack):

@@ -118,3 +118,30 @@ def test_B2_samples_updates_and_tokens_are_equal_for_every_strategy():
         steps = [r for r in a_loop(4, strategy=strategy).run(endless()) if isinstance(r, StepRecord)]
         totals.add((len(steps), sum(s.samples for s in steps), sum(s.tokens for s in steps)))
     assert totals == {(4, 24, 24)}
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_stopped_training_has_every_update_that_was_done_read_back(monkeypatch, lag):
+    """A GPU's updates are read back late; here a CPU's are."""
+    monkeypatch.setattr(Loop, "lag", lag)
+    loop = a_loop(9, every=2)
+    records = list(loop.run(endless(), lambda: loop.done == 5))
+    assert [r.update for r in records if isinstance(r, StepRecord)] == [1, 2, 3, 4, 5]
+    assert [r.update for r in records if isinstance(r, EvalRecord)] == [0, 2, 4]
+
+
+def test_a_stop_is_heeded_after_the_first_evaluation_and_too_late_after_the_last():
+    loop = a_loop(3)
+    assert [record.update for record in loop.run(endless(), lambda: True)] == [0]
+    loop = a_loop(3)
+    list(loop.run(endless(), lambda: loop.done == 3))
+    assert loop.done == loop.updates
+
+
+def test_B4_a_continued_training_warms_up_again_and_evaluates_nothing_twice():
+    loop = a_loop(8, every=2, warmup=2)
+    loop.start = 4
+    records = list(loop.run(endless()))
+    steps = [(r.update, r.warmup) for r in records if isinstance(r, StepRecord)]
+    assert steps == [(5, True), (6, True), (7, False), (8, False)]
+    assert [r.update for r in records if isinstance(r, EvalRecord)] == [6, 8]

@@ -138,7 +138,9 @@ def _gradient(sides: Comparison, tolerance: float, first: bool) -> str | None:
         cause = "not divided by the number of live labels?" if first else "is the first one's never set to zero?"
         return f"its gradient norm is {times} times plain backprop's: {cause}"
     hint = ", though the loss agrees: is the random state preserved?" if _loss(sides, tolerance) is None else ""
-    return f"its gradient differs from plain backprop's by {sides.relative:.2g} (relative), allowed {tolerance:.2g}{hint}"
+    return (
+        f"its gradient differs from plain backprop's by {sides.relative:.2g} (relative), allowed {tolerance:.2g}{hint}"
+    )
 
 
 def _loss(sides: Comparison, tolerance: float) -> str | None:

@@ -110,9 +110,7 @@ def on_cpu(tensor: Tensor) -> Tensor:
 class _Catch(Optimizer):
     """An optimizer that tells of its steps and moves nothing."""
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], note_step: Callable[[Iterable[nn.Parameter]], None]
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], note_step: Callable[[Iterable[nn.Parameter]], None]) -> None:
         super().__init__(parameters, {"lr": _LR})
         self._note_step = note_step
 

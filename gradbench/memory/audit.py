@@ -18,6 +18,9 @@ from gradbench.record import Batch, Loss, MakeOptimizer, MemoryRecord
 from gradbench.rng import rng_preserved
 from gradbench.strategy.base import Strategy
 
+BEFORE = 2
+"""Updates that are not looked at: optimizers allocate their state lazily, some of it when they first look back."""
+
 
 def audit(
     build: Callable[[], nn.Module],
@@ -27,7 +30,7 @@ def audit(
     accelerator: Accelerator,
     batch: Batch,
 ) -> MemoryRecord:
-    """Return the bytes at the peak of the second update: optimizers allocate their state lazily in the first.
+    """Return the bytes at the peak of an update that follows `BEFORE` others.
 
     `build` makes the model on its device and in train mode. `strategy` is not attached, a copy of it is. Random state
     is left as found and what was made is freed, so audits in one process do not see each other.
@@ -37,12 +40,12 @@ def audit(
     """
     with rng_preserved():
         try:
-            return _second_update(build(), copy.deepcopy(strategy), make_optimizer, loss, accelerator, batch)
+            return _late_update(build(), copy.deepcopy(strategy), make_optimizer, loss, accelerator, batch)
         finally:
             accelerator.free_memory()
 
 
-def _second_update(
+def _late_update(
     model: nn.Module,
     strategy: Strategy,
     make_optimizer: MakeOptimizer,
@@ -53,7 +56,8 @@ def _second_update(
     batch = {key: tensor.to(accelerator.device) for key, tensor in batch.items()}
     tracker = Tracker()
     strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
-    strategy.update(batch)
+    for _ in range(BEFORE):
+        strategy.update(batch)
     tracker.follow(model, strategy.optimizers, batch)
     with tracker:
         strategy.update(batch)

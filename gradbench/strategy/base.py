@@ -20,11 +20,11 @@ class Strategy(abc.ABC):
 
     A strategy receives the optimizer as a factory, so that it may also step inside the backward pass or do without
     one. The life of an instance: `why_not`, `remark` and `schedule` before anything is built, `attach` once, `update`
-    many times, `state_dict` / `load_state_dict` between two updates. `inactive` is asked after the first update.
+    many times, `state_dict` / `load_state_dict` between two updates. `inactive` is asked after an update or two.
     """
 
     exact: ClassVar[bool]
-    """The same update as plain backprop on the same effective batch, up to rounding."""
+    """The same update as plain backprop on the same effective batch, up to rounding; the gate holds it to that."""
 
     reorders: ClassVar[bool] = False
     """Sums the same terms in another order, so that equality holds to rounding and not to the bit."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gradbench.config import CONF, UserError
+from gradbench.code import fingerprint, git_state
+from gradbench.config import UserError
 from gradbench.record import CellSpec, Outcome, Result
 from gradbench.tracking import disk
 
@@ -65,6 +65,7 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
         "sweep": folder.name,
         "command": order.command,
         "created_unix_s": time.time(),
+        "code": fingerprint(),
         "git": git_state(),
         "versions": versions(),
         "driver": disk.this_process(),
@@ -107,22 +108,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def git_state() -> dict[str, Any] | None:
-    """Return the commit of the code and what differs from it; None where gradbench is not run from a checkout."""
-    if not (CONF.parent / ".git").exists():
-        return None
-    try:
-        commit, diff = _git("rev-parse", "HEAD").strip(), _git("diff", "HEAD")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return {"commit": commit, "dirty": bool(diff), "diff": diff}
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(CONF.parent), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def load(sweep: Path) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ASK_TO_FINISH = "\nNo new cells: those that run are being finished. Ctrl-C again stops them now.\n"
-_STOP_NOW = "\nStopping the cells that run.\n"
+LOCAL_WORDS = (
+    "No new cells: those that run are being finished. Ctrl-C again stops them now.",
+    "Stopping the cells that run.",
+)
 
 
 class Stop:
@@ -25,7 +27,7 @@ class Stop:
 
 
 @contextmanager
-def interruptible() -> Iterator[Stop]:
+def interruptible(words: tuple[str, str] = LOCAL_WORDS) -> Iterator[Stop]:
     """Turn Ctrl-C into a request to finish, a second one (or SIGTERM) into one to stop now; say so on stderr."""
     stop = Stop()
 
@@ -33,7 +35,7 @@ def interruptible() -> Iterator[Stop]:
         before = stop.level
         stop.request(1 if number == signal.SIGINT and before == 0 else 2)
         if stop.level > before:
-            _say(_ASK_TO_FINISH if stop.level == 1 else _STOP_NOW)
+            _say(f"\n{words[stop.level - 1]}\n")
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -47,7 +47,20 @@ Event = Started | Ended
 class Launcher(Protocol):
     """Brings cells to their outcomes: on this machine, or on a cluster."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What sweep.json calls it."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether `run` follows the cells to their end."""
+        ...
+
+    @property
+    def interrupt_words(self) -> tuple[str, str]:
+        """What a first and a second Ctrl-C mean to it."""
+        ...
 
     def warm(self, configs: Iterable[Mapping[str, Any]]) -> AbstractContextManager[Any]:
         """Start what takes long and needs no folder yet; what is yielded goes to `run`."""

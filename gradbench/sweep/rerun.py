@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
 from rich.console import Console
 
 from gradbench.config import UserError
 from gradbench.record import CellSpec
 from gradbench.sweep import folder, status, table
+from gradbench.sweep.drift import code_note
 from gradbench.sweep.run import drive, job_of, launcher_of
 from gradbench.sweep.status import CellStatus
 from gradbench.tracking import disk
@@ -24,23 +26,27 @@ def rerun(
     settings: Mapping[str, Any],
     changes: Sequence[str],
     names: Sequence[str],
-    sweep_name: str | None,
+    sweep: Path,
     *,
     failed: bool,
+    hydra: DictConfig,
     console: Console,
-) -> tuple[str, list[CellStatus], int]:
-    """Run the next attempt of the named cells of a sweep; return its name, their status, and the exit code."""
-    sweep = folder.find(Path(settings["runs"]), sweep_name)
+) -> tuple[list[CellStatus], int]:
+    """Run the next attempt of the named cells of a sweep; return their status and the exit code."""
     chosen = _choose(sweep, names, failed=failed)
     if not chosen:
         console.print(f"{sweep.name}: every cell has a result; nothing to rerun")
-        return sweep.name, [], 0
-    specs = [_changed(_spec(sweep, cell), changes, settings) for cell in chosen]
-    folder.take_over(sweep)
+        return [], 0
+    asked = _asked(changes, settings)
+    specs = [_changed(_spec(sweep, cell), asked) for cell in chosen]
     jobs = [job_of(sweep, spec) for spec in specs]
+    launcher = launcher_of(specs[0].config, hydra, asked)
+    launcher.begin(jobs)
+    folder.take_over(sweep)
     console.print(f"sweep {sweep.name}: the next attempt of {table.how_many(len(jobs))}")
-    cells, code = drive(console, sweep, jobs, launcher_of(specs[0].config), only=True)
-    return sweep.name, cells, code
+    if (note := code_note(sweep, chosen)) is not None:
+        console.print(note, soft_wrap=True, markup=False)
+    return drive(console, sweep, jobs, launcher, only=True)
 
 
 def _choose(sweep: Path, names: Sequence[str], *, failed: bool) -> list[CellStatus]:
@@ -82,14 +88,20 @@ def _spec(sweep: Path, cell: CellStatus) -> CellSpec:
     return disk.load_cell(sweep / cell.id)
 
 
-def _changed(spec: CellSpec, changes: Sequence[str], settings: Mapping[str, Any]) -> CellSpec:
-    """Return the cell with how it is run changed to what `settings` say; what it is stays."""
-    config = {**spec.config}
+def _asked(changes: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what of `settings` a rerun changes, by room and key."""
+    asked: dict[str, dict[str, Any]] = {}
     for change in changes:
         room, _, key = change.split("=")[0].partition(".")
         if room in CHANGEABLE and key in settings[room]:
-            config[room] = {**config[room], key: settings[room][key]}
+            asked.setdefault(room, {})[key] = settings[room][key]
         elif change.split("=")[0] != "runs":
             allowed = ", ".join(f"{room}.*" for room in CHANGEABLE)
             raise UserError(f"{change}: a rerun repeats the cell; it may change {allowed}")
-    return dataclasses.replace(spec, config=config)
+    return asked
+
+
+def _changed(spec: CellSpec, asked: Mapping[str, Mapping[str, Any]]) -> CellSpec:
+    """Return the cell with how it is run changed; what it is stays."""
+    rooms = {room: {**spec.config[room], **values} for room, values in asked.items()}
+    return dataclasses.replace(spec, config={**spec.config, **rooms})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gradbench.sweep.local.launcher import LocalLauncher
 from gradbench.sweep.progress import Progress
 from gradbench.sweep.status import CellStatus
 from gradbench.tracking.address import resolve
-from gradbench.tracking.process import Uploader
+from gradbench.tracking.process import Uploader, summary
 
 NO_RESULT, INTERRUPTED = 1, 130
 
@@ -127,8 +128,8 @@ def drive(
     Prints the table of the sweep, or of these jobs `only`; returns what it shows, and the exit code.
     """
     told: dict[str, Result] = {}
-    with interruptible() as stop:
-        with Uploader(sweep) as uploader, Progress(console, jobs, stop) as progress:
+    with interruptible(launcher.interrupt_words) as stop:
+        with _uploader(sweep, launcher), Progress(console, jobs, stop) as progress:
             for event in launcher.run(jobs, stop, warm):
                 progress.note(event)
                 if isinstance(event, Ended):
@@ -137,8 +138,13 @@ def drive(
         table.show(console, cells)
         for line in launcher.farewell(sweep):
             console.print(line, soft_wrap=True, markup=False)
-        console.print(uploader.summary(), soft_wrap=True, markup=False)
+        console.print(summary(sweep), soft_wrap=True, markup=False)
         return cells, _exit_code(cells, stop)
+
+
+def _uploader(sweep: Path, launcher: Launcher) -> AbstractContextManager[object]:
+    """Send the results while this process waits for them; else the jobs do."""
+    return Uploader(sweep) if launcher.waits else nullcontext()
 
 
 def _exit_code(cells: Sequence[CellStatus], stop: Stop) -> int:

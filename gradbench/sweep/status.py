@@ -15,7 +15,7 @@ from gradbench.sweep.ending import reconcile
 from gradbench.sweep.slurm import standing
 from gradbench.sweep.slurm.scheduler import Scheduler
 from gradbench.sweep.slurm.standing import Standing
-from gradbench.tracking import disk
+from gradbench.tracking import confirmed, disk
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,30 @@ def _as_told(sweep: Path, cell: CellStatus, result: Result | None) -> CellStatus
     )
 
 
+def tracking_is_behind(sweep: Path) -> bool:
+    """Tell whether the store lacks the end of some attempt and the sweep's driver, which would send it, is gone."""
+    parent = confirmed.load(sweep)
+    if disk.is_alive(folder.load(sweep)["driver"]) or (parent is not None and parent.status != "RUNNING"):
+        return False
+    newest = (attempts[-1] for cell in disk.cells(sweep) if (attempts := disk.attempts(cell)))
+    return any(_has_unsent_end(attempt) for attempt in newest)
+
+
+def _has_unsent_end(attempt: Path) -> bool:
+    ended_ns = confirmed.result_ns(attempt)
+    if ended_ns is None:
+        return False
+    known = confirmed.load(attempt)
+    return known is None or (known.status != confirmed.DELETED and known.result_ns != ended_ns)
+
+
 def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:
     """Return the contract of `status --json`: one document."""
     document = {"sweep": sweep, "cells": [dataclasses.asdict(cell) for cell in cells]}
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _of_cell(
-    sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None, promised: Standing | None
-) -> CellStatus:
+def _of_cell(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None, promised: Standing | None) -> CellStatus:
     cell = _of_standing(sweep, brief, promised) if promised else _found(sweep, brief, driver_alive)
     return cell if cell.updates is not None else dataclasses.replace(cell, updates=brief.get("updates"))
 

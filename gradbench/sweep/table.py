@@ -19,6 +19,8 @@ STYLES = {
     Outcome.OOM: "yellow",
     Outcome.SKIPPED: "dim",
 }
+MANY = 5
+"""So many cells without a result for one reason are told of once."""
 COLUMNS = ("cell", "outcome", "eval loss", "peak memory", "step time")
 
 
@@ -28,9 +30,8 @@ def show(console: Console, cells: Sequence[CellStatus], title: str | None = None
     console.print(counts(cells))
     for reason, number in Counter(cell.reason for cell in cells if cell.outcome is Outcome.OK and cell.reason).items():
         console.print(f"{how_many(number)} ok, but {reason}", soft_wrap=True, highlight=False, markup=False)
-    for cell in cells:
-        for line in explanation(cell):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    for line in explanations(cells):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     if sum(cell.rerun is not None for cell in cells) > 1:
         words = next(cell.rerun for cell in cells if cell.rerun).split()  # python -m gradbench rerun CELL --sweep ...
         console.print(f"all of them: {' '.join([*words[:4], '--failed', *words[5:]])}", soft_wrap=True, markup=False)
@@ -52,7 +53,7 @@ def word(cell: CellStatus) -> Text:
     if cell.outcome is not None:
         return Text(str(cell.outcome), STYLES.get(cell.outcome, "red"))
     progress = f" {cell.updates_done}/{cell.updates}" if cell.updates else ""
-    return Text(cell.state + progress, "cyan")
+    return Text(cell.state + (f" ({cell.reason})" if cell.reason else progress), "cyan")
 
 
 def numbers(cell: CellStatus) -> tuple[str, str, str]:
@@ -91,6 +92,14 @@ def counts(cells: Sequence[CellStatus]) -> str:
     """Return how many cells have which outcome."""
     words = Counter(str(cell.outcome or cell.state) for cell in cells)
     return f"{how_many(len(cells))}: " + ", ".join(f"{number} {name}" for name, number in words.most_common())
+
+
+def explanations(cells: Sequence[CellStatus]) -> list[str]:
+    """Return what a reader must know about the cells that are not `ok`; many that died of one cause share a line."""
+    causes = Counter(cell.reason for cell in cells if cell.rerun)
+    many = {reason: number for reason, number in causes.items() if number >= MANY}
+    lines = [f"{number} x {reason}" for reason, number in many.items()]
+    return lines + [line for cell in cells if not (cell.rerun and cell.reason in many) for line in explanation(cell)]
 
 
 def explanation(cell: CellStatus) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradbench.record import EvalRecord, Result, StepRecord
+from gradbench.record import EvalRecord, Outcome, Result, StepRecord
 from gradbench.tracking import confirmed, disk, mapping
 from gradbench.tracking.confirmed import DELETED, Confirmed
 from gradbench.tracking.mapping import Point
@@ -191,7 +191,9 @@ class Copier:
         self._confirm(attempt, replace(known, status=status, result_ns=ended_ns))
 
     def finish(self, *, over: bool) -> None:
-        """End the parent run if the sweep is over: `over` says so, or its driver is dead, or every cell has a result.
+        """End the parent run if the sweep is over: `over` says so, or its driver is dead, or every cell has ended.
+
+        Jobs of a cluster need no driver: of their sweep only the cells tell.
 
         Raises:
             Unavailable: the store does not answer.
@@ -199,7 +201,10 @@ class Copier:
         store, content = self._open_store, disk.load_sweep(self.sweep)
         results = [self._last_result(brief) for brief in content["cells"] if _ran_here(self.sweep, brief)]
         finished = all(result is not None and result.outcome.final for result in results)
-        if not (over or finished or disk.is_alive(content["driver"]) is False):
+        ended = all(result is not None and result.outcome is not Outcome.PREEMPTED for result in results)
+        if content.get("launcher") != "slurm":
+            ended = ended or over or disk.is_alive(content["driver"]) is False
+        if not ended:
             return
         status = "FINISHED" if finished else "FAILED"
         ended_unix_s = max([result.ended_unix_s for result in results if result], default=content["created_unix_s"])

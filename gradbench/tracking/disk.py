@@ -168,6 +168,7 @@ def this_process() -> dict[str, Any]:
         "started_unix_s": me.create_time(),
         "boot_unix_s": psutil.boot_time(),
         "job": os.environ.get(JOB_VARIABLE),
+        "node": os.environ.get("SLURMD_NODENAME"),
     }
 
 

@@ -59,6 +59,7 @@ def sweep_tags(sweep: Mapping[str, Any]) -> dict[str, str]:
     command = " ".join(sweep["command"])
     tags = {
         **_common_tags(sweep),
+        **_code_tags(sweep.get("git") or {}),
         "gradbench.command": command,
         "gradbench.launcher": sweep.get("launcher"),
         "gradbench.host": sweep.get("driver", {}).get("host"),
@@ -69,7 +70,8 @@ def sweep_tags(sweep: Mapping[str, Any]) -> dict[str, str]:
 
 def attempt_tags(sweep: Mapping[str, Any], spec: CellSpec, attempt: int) -> dict[str, str]:
     """Return the tags of an attempt's run that are known before it starts: the axes and where it belongs."""
-    return _tags({**spec.axes, **_common_tags(sweep), CELL: spec.id, ATTEMPT: attempt})
+    code = _code_tags(sweep.get("git") or {}) if attempt == 1 else {}  # a rerun may be of other code, and will tell
+    return _tags({**spec.axes, **_common_tags(sweep), **code, CELL: spec.id, ATTEMPT: attempt})
 
 
 def place_tags(state: Mapping[str, Any] | None) -> dict[str, str]:
@@ -82,7 +84,7 @@ def result_tags(result: Result, *, again: bool = False) -> dict[str, str]:
     """Return how an attempt ended, and where; `again`: after another ending, whose reason must not stay."""
     reason = result.reason or ("" if again else None)
     tags = {"gradbench.outcome": result.outcome.value, "gradbench.reason": reason, "gradbench.host": result.host}
-    return _tags(tags)
+    return _tags({**tags, **_code_tags(result.facts.get("code") or {})})
 
 
 def params(spec: CellSpec) -> dict[str, str]:
@@ -133,15 +135,20 @@ def _points(values: Mapping[str, float | None], t_unix_s: float, step: int) -> l
 
 
 def _common_tags(sweep: Mapping[str, Any]) -> dict[str, Any]:
-    git = sweep.get("git") or {}
     return {
         "gradbench.sweep": sweep["sweep"],
         SWEEP_KEY: sweep_key(sweep),
-        "gradbench.commit": git.get("commit"),
-        "gradbench.dirty": git.get("dirty"),
-        "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.name": "gradbench",
         "mlflow.user": _user(),
+    }
+
+
+def _code_tags(code: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "gradbench.commit": code.get("commit"),
+        "gradbench.dirty": code.get("dirty"),
+        "gradbench.code_sha256": code.get("sha256"),
+        "mlflow.source.git.commit": code.get("commit"),
     }
 
 

@@ -43,15 +43,14 @@ class Uploader:
             self._process.kill()
             self._process.wait()
 
-    def summary(self) -> str:
-        """Return the line that says where the results can be browsed, and what MLflow still lacks."""
-        lacking = len(confirmed.pending(self.sweep))
-        runs = "" if self.sweep.parent == Path("runs") else f" runs={self.sweep.parent}"
-        uri = disk.load_sweep(self.sweep)["tracking"]["uri"]
-        store = f" tracking.uri={uri}" if uri else ""
-        browse = f"MLflow UI: python -m gradbench ui{runs}{store}, then http://127.0.0.1:5000"
-        if uri and not uri.startswith("sqlite:"):
-            browse = f"MLflow UI: {uri}"
-        return (
-            browse if not lacking else f"{browse}\n{lacking} runs are not in MLflow yet: python -m gradbench sync{runs}"
-        )
+
+def summary(sweep: Path) -> str:
+    """Return the line that says where the results can be browsed, and what MLflow still lacks."""
+    lacking = len(confirmed.pending(sweep))
+    runs = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
+    uri = disk.load_sweep(sweep)["tracking"]["uri"]
+    store = f" tracking.uri={uri}" if uri else ""
+    browse = f"MLflow UI: python -m gradbench ui{runs}{store}, then http://127.0.0.1:5000"
+    if uri and not uri.startswith("sqlite:"):
+        browse = f"MLflow UI: {uri}"
+    return browse if not lacking else f"{browse}\n{lacking} runs are not in MLflow yet: python -m gradbench sync{runs}"

@@ -17,7 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gradbench.sweep.folder import git_state, versions
+from gradbench.code import git_state
+from gradbench.sweep.folder import versions
 from tests.benchmarks.figure import Figure
 
 NAMES = ("door", "expand", "step", "overhead")

@@ -28,8 +28,26 @@ def test_a_resumed_attempt_ends_the_torn_line_and_loses_only_that(tmp_path):
     add_steps(tmp_path, [1, 2])
     path = tmp_path / disk.STEPS
     path.write_bytes(path.read_bytes() + b'{"kind": "step", "upda')
-    add_steps(tmp_path, [2, 3])
-    assert updates(tmp_path) == [1, 2, 2, 3]
+    add_steps(tmp_path, [3])
+    assert updates(tmp_path) == [1, 2, 3]
+
+
+def test_a_point_that_is_there_is_left_alone(tmp_path):
+    add_steps(tmp_path, [1, 2])
+    before = (tmp_path / disk.STEPS).read_bytes()
+    spool = disk.Spool(tmp_path)
+    again = [
+        step(2, loss=9.0),
+        step(3),
+        step(3),
+        EvalRecord(2, 0.0, 9.0, 1, 1, 0.1),
+        EvalRecord(3, 0.0, 9.0, 1, 1, 0.1),
+    ]
+    assert [spool.append(record) for record in again] == [False, True, False, False, True]
+    spool.close()
+    kept = (tmp_path / disk.STEPS).read_bytes()
+    assert kept.startswith(before)
+    assert [record for record, _ in disk.read_points(tmp_path, len(before))] == [again[1], again[4]]
 
 
 def test_offsets_lead_to_what_follows(tmp_path):

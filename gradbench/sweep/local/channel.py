@@ -1,7 +1,8 @@
 """What the driver and its zygote say to each other: JSON objects, one a line, over a stream socket.
 
-The driver asks `{"run": request}`, `{"stop": attempt}` and `{"save": attempt}` (save its state, and stop). The zygote answers `{"ready": pid}`,
-`{"started": attempt, "pid": pid}` and `{"ended": attempt, "result": result}`. Either may die at any moment.
+The driver asks `{"run": request}`, `{"stop": attempt}` and `{"save": attempt}`, which is to save its state and stop.
+The zygote answers `{"ready": pid}`, `{"started": attempt, "pid": pid}`, and `{"ended": attempt, "result": result}`.
+Either may die at any moment.
 """
 
 from __future__ import annotations

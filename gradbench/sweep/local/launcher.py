@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import psutil
 
 from gradbench.probe.nvml import gpu_uuids
-from gradbench.sweep.interrupt import Stop
+from gradbench.sweep.interrupt import LOCAL_WORDS, Stop
 from gradbench.sweep.job import Event, Job
 from gradbench.sweep.local.books import Books, Slots
 from gradbench.sweep.local.channel import GB, Graces
@@ -37,6 +37,8 @@ class LocalLauncher:
     graces: Graces = field(default_factory=Graces)
     save: bool = False  # a cell that is told to stop saves its state first
     name: ClassVar[str] = "local"
+    waits: ClassVar[bool] = True
+    interrupt_words: ClassVar[tuple[str, str]] = LOCAL_WORDS
 
     @contextmanager
     def warm(self, configs: Iterable[Mapping[str, Any]]) -> Iterator[Worker | None]:

@@ -23,7 +23,7 @@ class Allotment:
     def words(self) -> str:
         """Return it in one phrase."""
         memory = "memory unlimited" if self.mem_gb is None else f"{self.mem_gb:.3g} GB of memory"
-        return f"{self.cores} cores, {memory}, {self.gpus} GPUs"
+        return f"cores: {self.cores}, {memory}, GPUs: {self.gpus}"
 
     def warnings(self, asked: Mapping[str, Any]) -> list[str]:
         """Return a line for everything that is not as asked; a resource that was not asked for is never wrong."""

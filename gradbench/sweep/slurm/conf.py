@@ -9,7 +9,7 @@ from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 
 
 @dataclass
-class SlurmConf(SlurmQueueConf):
+class SlurmConf(SlurmQueueConf):  # type: ignore[misc]  # has no types
     """The submitit launcher's configuration; partition, account, qos, constraint, exclude, setup, ..."""
 
     kind: str = "slurm"

@@ -17,6 +17,8 @@ from gradbench.tracking import disk
 ASK_S, ASK_EVERY_S = (2.0, 30.0), 0.02
 """Between two questions to the scheduler: the least, the most, and seconds per live job."""
 
+_WAITING = frozenset({"pending", "held"})
+
 
 class Asks(Protocol):
     """Who knows the states of jobs."""
@@ -65,6 +67,11 @@ class Follower:
             if result is not None:
                 self._live.remove(live)
                 yield Ended(live.job, live.attempt, result)
+
+    def pending(self) -> list[str]:
+        """Return the jobs that have not started, as the scheduler sees it now."""
+        seen = self._scheduler.ask(self.jobs)
+        return sorted(job for job, each in seen.items() if each.meaning.word in _WAITING)
 
     def _ask(self) -> Mapping[str, Seen]:
         """Ask the scheduler when it is time."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 from gradbench.config import UserError
 from gradbench.sweep.interrupt import Stop
 from gradbench.sweep.job import Ended, Event, Job
@@ -19,6 +18,7 @@ from gradbench.sweep.slurm import arrays, plan
 from gradbench.sweep.slurm.arrays import Array
 from gradbench.sweep.slurm.command import SlurmError
 from gradbench.sweep.slurm.follow import Follower
+from gradbench.sweep.slurm.guard import Guard
 from gradbench.sweep.slurm.plan import Limits
 from gradbench.sweep.slurm.queue import Queue
 from gradbench.sweep.slurm.scheduler import Scheduler
@@ -34,6 +34,7 @@ class SlurmLauncher:
     """How to run cells on a cluster."""
 
     name = "slurm"
+    interrupt_words = ("Leaving: the jobs go on.", "Leaving: the jobs go on.")
 
     def __init__(
         self, conf: Mapping[str, Any], launch: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]] | None = None
@@ -44,6 +45,12 @@ class SlurmLauncher:
         self._jobs: dict[str, Job] = {}
         self._gpus = False
         self._follower = Follower(Scheduler())
+        self._guard = Guard(self._follower)
+
+    @property
+    def waits(self) -> bool:
+        """Whether `run` follows the jobs."""
+        return bool(self._launch["wait"])
 
     @contextmanager
     def warm(self, _configs: Iterable[Mapping[str, Any]]) -> Iterator[None]:
@@ -73,15 +80,13 @@ class SlurmLauncher:
         resumes, pack = self._launch["resume_on_timeout"], self._launch["cells_per_job"]
         for job in jobs:
             plan.check(job.resources, resumes=resumes)
-        waits, tasks = self._launch["wait"], -(-len(jobs) // pack)
+        waits, tasks = self.waits, -(-len(jobs) // pack)
         if not waits and site.max_submit is not None and tasks > site.max_submit:
             raise UserError(
                 f"launch.wait=false: {tasks} jobs, and {site.max_submit} may be queued; launch.wait=true submits them "
                 f"in turn, launch.cells_per_job={-(-len(jobs) // site.max_submit)} makes them fewer"
             )
-        template = Array(
-            0, (), {}, self._changes, uploads=not waits, resumes=resumes, code=None
-        )
+        template = Array(0, (), {}, self._changes, uploads=not waits, resumes=resumes, code=None)
         size = min(site.max_array_size, site.max_submit or site.max_array_size)
         return plan.arrays(jobs, _attempts(jobs), template, pack, Limits(size, running))
 
@@ -92,20 +97,30 @@ class SlurmLauncher:
     def run(self, _jobs: Iterable[Job], stop: Stop | None = None, _warm: None = None) -> Iterator[Event]:
         """Tell what happens to what `begin` submitted, until all have ended or the user has had enough."""
         stop = stop or Stop()
-        while self._launch["wait"] and not stop.level and (self._follower.jobs or self._queue.waiting):
+        while self.waits and not stop.level and self._has_work():
             started_s = time.monotonic()
-            yield from self._follower.look()
+            for event in self._follower.look():
+                yield event
+                if isinstance(event, Ended) and self._launch["on_failure"] == "hold":
+                    self._guard.judge(event)
             yield from self._give_up_refused()
-            self._submit()
+            if not self._guard.held:
+                self._submit()
             time.sleep(max(POLL_S, (time.monotonic() - started_s) / LOAD))
+
+    def _has_work(self) -> bool:
+        """Tell whether anything will still happen by itself."""
+        if self._guard.held:
+            return bool(self._follower.jobs - self._guard.held)
+        return bool(self._follower.jobs or self._queue.waiting)
 
     def farewell(self, sweep: Path) -> list[str]:
         """Return how to look after the jobs that go on, and what will never be submitted."""
         where = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
-        jobs, lines = len(self._follower.jobs), []
+        jobs, lines = len(self._follower.jobs), list(self._guard.said)
         if jobs:
             ids = ", ".join(str(array.job) for array in self._queue.submitted.values())
-            lines = [
+            lines += [
                 f"{jobs} jobs go on ({ids}); look: python -m gradbench status {sweep.name} --watch{where}",
                 f"stop them: python -m gradbench cancel {sweep.name}{where}",
             ]

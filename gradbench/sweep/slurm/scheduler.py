@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from gradbench.record import Outcome
 from gradbench.sweep.slurm import answers, command
 from gradbench.sweep.slurm.answers import Seen
-from gradbench.sweep.slurm.command import SlurmError
-from gradbench.sweep.slurm.states import Kind, Meaning
+from gradbench.sweep.slurm.command import NoAnswer, SlurmError
+from gradbench.sweep.slurm.states import Kind, Meaning, meaning
 
 GONE_AFTER_S = 5.0
 """Between the two answers that say that a job is gone; one that is being requeued is in neither list for a moment."""
+GONE_WITHOUT_ACCOUNTING_S = 300.0
+"""The same while slurmdbd is silent, which may know what became of a job once it is back."""
 RETRY_ACCOUNTING_S = 60.0
 """How long accounting that failed is left alone."""
 CHUNK = 500
 """Array ids of one call: few enough for any command line."""
 
 GONE = Meaning(Kind.TERMINAL, "gone", Outcome.LOST)
+CANCELLED_UNSEEN = Seen("CANCELLED", meaning("CANCELLED"), reason="before it started")
+"""Of an array task that accounting doesn't know although it knows its array: one that starts leaves a record."""
 
 _LOOKBACK_S = 365 * 24 * 3600
 _NO_SUCH_JOB = "Invalid job id specified"  # squeue's answer when the only job that it is asked for has left
@@ -39,6 +43,7 @@ class Scheduler:
         """Ask nothing yet; `clock` counts seconds."""
         self._clock = clock
         self._accounting_failed_s = float("-inf")
+        self._gone_after_s = GONE_AFTER_S
         self._missing: dict[str, float] = {}  # when the queue first did not have a job alive
 
     def ask(self, jobs: Iterable[str]) -> dict[str, Seen]:
@@ -49,7 +54,8 @@ class Scheduler:
         wanted = list(dict.fromkeys(jobs))
         accounts = self._accounts(wanted)
         queue = self._queue([job for job in wanted if job not in accounts or not _is_over(accounts[job])])
-        judged = {job: self._judge(job, accounts.get(job), queue) for job in wanted}
+        arrays = {_array_of(job) for job in accounts}
+        judged = {job: self._judge(job, accounts.get(job), queue, _array_of(job) in arrays) for job in wanted}
         return {job: seen for job, seen in judged.items() if seen is not None}
 
     def _accounts(self, jobs: Sequence[str]) -> dict[str, Seen]:
@@ -57,10 +63,13 @@ class Scheduler:
         if self._clock() - self._accounting_failed_s < RETRY_ACCOUNTING_S:
             return {}
         try:
-            return _accounts(jobs)
-        except SlurmError:
+            found = _accounts(jobs)
+        except SlurmError as error:
             self._accounting_failed_s = self._clock()
+            self._gone_after_s = GONE_WITHOUT_ACCOUNTING_S if isinstance(error, NoAnswer) else GONE_AFTER_S
             return {}
+        self._gone_after_s = GONE_AFTER_S
+        return found
 
     def _queue(self, jobs: Sequence[str]) -> dict[str, Seen] | None:
         """Return what the queue has of jobs, None where it does not answer."""
@@ -71,7 +80,7 @@ class Scheduler:
             self.trouble = str(error)
             return None
 
-    def _judge(self, job: str, account: Seen | None, queue: Mapping[str, Seen] | None) -> Seen | None:
+    def _judge(self, job: str, account: Seen | None, queue: Mapping[str, Seen] | None, has_array: bool) -> Seen | None:
         queued = None if queue is None else queue.get(job)
         if queued is not None and queued.meaning.kind is not Kind.TERMINAL:  # asked last, so it knows best
             self._missing.pop(job, None)
@@ -83,12 +92,14 @@ class Scheduler:
         if known is not None and known.meaning.kind is Kind.UNKNOWN:
             return known
         if queue is not None and self._is_missing_for_long(job):
-            return known if known is not None and known.meaning.may_return else Seen(None, GONE)
+            if known is not None and known.meaning.may_return:
+                return known
+            return CANCELLED_UNSEEN if known is None and has_array else Seen(None, GONE)
         return None if known is None else _as_live(known)
 
     def _is_missing_for_long(self, job: str) -> bool:
         now = self._clock()
-        return now - self._missing.setdefault(job, now) >= GONE_AFTER_S
+        return now - self._missing.setdefault(job, now) >= self._gone_after_s
 
 
 def _is_over(seen: Seen) -> bool:
@@ -125,6 +136,10 @@ def _queue(jobs: Sequence[str]) -> dict[str, Seen]:
 
 def _chunks(jobs: Iterable[str]) -> Iterator[str]:
     """Yield comma-separated ids; an array is asked for as one, however many tasks it has."""
-    ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
+    ids = list(dict.fromkeys(_array_of(job) for job in jobs))
     for start in range(0, len(ids), CHUNK):
         yield ",".join(ids[start : start + CHUNK])
+
+
+def _array_of(job: str) -> str:
+    return job.partition("_")[0]

@@ -53,5 +53,5 @@ def word(standing: Standing) -> str:
     if disk.load_result(standing.attempt) is not None:
         return "preempted"
     if standing.seen.meaning.word == "running" and not begun:
-        return "waiting"  # for its turn in the job, or for the job's imports
+        return "starting"  # the job imports, or another of its cells runs
     return standing.seen.meaning.word

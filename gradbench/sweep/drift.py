@@ -1,0 +1,42 @@
+"""Whether the code is still that of the attempts before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradbench.code import fingerprint
+from gradbench.sweep import folder
+from gradbench.sweep.status import CellStatus
+from gradbench.sweep.table import how_many
+from gradbench.tracking import disk
+
+
+def code_note(sweep: Path, cells: Sequence[CellStatus]) -> str | None:
+    """Return one line when the code is another than that of the last attempt of some of `cells`."""
+    now = fingerprint()
+    known = [(cell.attempt, code) for cell in cells if (code := _code_of(sweep, cell)) is not None]
+    changed = [(attempt, code) for attempt, code in known if code["sha256"] != now["sha256"]]
+    if not changed:
+        return None
+    attempts = {attempt for attempt, _ in changed}
+    which = f"attempt {attempts.pop()}" if len(attempts) == 1 else "the last attempts"
+    before = ", ".join(dict.fromkeys(_named(code) for _, code in changed))
+    return f"the code has changed since {which} of {how_many(len(changed))}: {before} -> {_named(now)}"
+
+
+def _code_of(sweep: Path, cell: CellStatus) -> Mapping[str, Any] | None:
+    """Return the code that a cell's last attempt ran; of a first one that told nothing, that of its sweep."""
+    if cell.attempt is None:
+        return None
+    result = disk.load_result(sweep / cell.id / str(cell.attempt))
+    facts = result.facts if result is not None else {}
+    told = facts.get("resumed_with", {}).get("code") or facts.get("code")
+    return told or (folder.load(sweep).get("code") if cell.attempt == 1 else None)
+
+
+def _named(code: Mapping[str, Any]) -> str:
+    if "commit" not in code:
+        return f"files {code['sha256'][:7]}"
+    return f"commit {code['commit'][:7]}{' (uncommitted changes)' if code['dirty'] else ''}"

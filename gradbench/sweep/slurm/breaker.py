@@ -1,0 +1,74 @@
+"""When everything fails: notice it before a sweep has burned through its jobs, or a broken node through the sweep."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from gradbench.record import Outcome, Result
+
+FIRST = 5
+"""So many cells at the start of a sweep that die of one error stand for the rest."""
+QUICK_S, QUICK_DEATHS = 60.0, 5
+"""A node on which so many cells in a row die so soon is taken for broken."""
+
+_DEATHS = frozenset({Outcome.FAILED, Outcome.LOST, Outcome.NODE_FAIL, Outcome.HOST_OOM})
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|/\S+")
+"""What differs between two reports of one error: addresses, numbers, paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Nothing has worked so far: the cells that wait should go on waiting."""
+
+    reason: str
+    node: str | None  # where they all died, if that is one node
+
+
+@dataclass(frozen=True, slots=True)
+class Exclude:
+    """Cells that wait should not run on this node."""
+
+    node: str
+
+
+class Breaker:
+    """Judges a sweep by its ends, in their order."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._first: list[tuple[str, str]] | None = []  # kind and node of each; None: some cell has ended well
+        self._quick: defaultdict[str, int] = defaultdict(int)
+        self._excluded: set[str] = set()
+
+    def note(self, result: Result, node: str) -> Hold | Exclude | None:
+        """Take note of an end on a node, and return what should be done about the cells that wait."""
+        if result.outcome.final:
+            self._first = None
+            self._quick[node] = 0
+        if result.outcome not in _DEATHS:
+            return None
+        return self._hold(result, node) or self._exclude(result, node)
+
+    def _hold(self, result: Result, node: str) -> Hold | None:
+        if self._first is None:
+            return None
+        self._first.append((kind_of(result), node))
+        if len(self._first) != FIRST or len({kind for kind, _ in self._first}) > 1:
+            return None
+        nodes = {where for _, where in self._first}
+        return Hold(str(result.reason), node if len(nodes) == 1 else None)
+
+    def _exclude(self, result: Result, node: str) -> Exclude | None:
+        quick = result.ended_unix_s - (result.started_unix_s or result.ended_unix_s) < QUICK_S
+        self._quick[node] += quick
+        if self._quick[node] < QUICK_DEATHS or node in self._excluded:
+            return None
+        self._excluded.add(node)
+        return Exclude(node)
+
+
+def kind_of(result: Result) -> str:
+    """Return what two deaths of one cause have in common."""
+    return f"{result.outcome}: {_VARYING.sub('#', result.reason or '')}"
