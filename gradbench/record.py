@@ -107,10 +107,10 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """The validity gate's figures: one untimed update beside plain backprop from the same weights and batch."""
+    """The validity gate's figures: an untimed update beside plain backprop from the same weights and batch."""
 
     passed: bool
-    reason: str | None  # one sentence when it did not pass
+    reason: str | None  # one sentence when it did not pass; it may tell of the second update
     exact: bool
     samples: int  # of the batch that was compared
     loss: float | None = None  # this and what follows is None where nothing was compared

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from gradbench.cell import run_attempt
+from gradbench.code import fingerprint
 from gradbench.record import EvalRecord, Outcome, StepRecord
 from gradbench.tracking import disk
 
@@ -133,6 +134,20 @@ def test_sigterm_ends_a_cell_at_the_next_update_and_keeps_what_it_has(attempt_of
     assert result.outcome is Outcome.CANCELLED
     assert 0 < result.updates_done == len(points(attempt, StepRecord)) < 10000
     assert not (attempt / disk.CHECKPOINT).exists()
+
+
+def test_V11_a_result_has_its_code_and_what_was_at_work(attempt_of):
+    attempt = attempt_of("model=nanovlm", "strategy=checkpointing", "precision=bf16")
+    run_attempt(attempt)
+    facts = disk.load_result(attempt).facts
+    assert facts["at_work"] == {
+        "attention": "sdpa",
+        "autocast_dtype": "bfloat16",
+        "checkpoint": {"use_reentrant": False, "preserve_rng_state": True},
+        "compiled": False,
+        "parameter_dtype": "float32",
+    }
+    assert facts["code"] == fingerprint()
 
 
 def test_bf16_is_autocast_and_the_weights_stay_fp32(attempt_of):

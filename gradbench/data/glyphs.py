@@ -21,9 +21,9 @@ from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont, features
 
 from gradbench.data.captions import Captions, CaptionSplit, Turn, turns_to_arrays
-from gradbench.data.split import hold_out
+from gradbench.data.split import hold_out, require_some
 from gradbench.data.store import Array, Arrays, cached, key_of, sha256_of_arrays
-from gradbench.data.tokenizer import VERSION, Vocabulary, to_be_trained
+from gradbench.data.tokenizer import VERSION, Vocabulary, require_room, to_be_trained
 from gradbench.data.tokenizer import train as train_tokenizer
 
 _KINDS = {
@@ -66,6 +66,8 @@ def captions(
         raise ValueError(f"data.num_channels={num_channels}: glyphs have 1, their brightness")
     if image_size < 8:
         raise ValueError(f"data.image_size={image_size}: a glyph needs 8 pixels or more")
+    require_some(held_out)
+    require_room(sequence_length)
     shared, font = to_be_trained(**vocabulary), _font()
     versions = PIL.__version__, str(features.version("freetype2")), unicodedata.unidata_version, VERSION
     key = key_of(font, *versions, repr(shared), sequence_length, image_size, held_out)

@@ -18,7 +18,7 @@ from pydoc_data.topics import topics
 from gradbench.data.split import evenly, hold_out, require_some
 from gradbench.data.store import Arrays, cached, key_of
 from gradbench.data.text import Masking, Text, causal, to_arrays
-from gradbench.data.tokenizer import VERSION, Vocabulary, encode, pack, to_be_trained, train
+from gradbench.data.tokenizer import VERSION, Vocabulary, encode, pack, require_room, to_be_trained, train
 
 Document = tuple[str, ...]
 """The paragraphs of a topic or of a module."""
@@ -42,6 +42,7 @@ def causal_text(sequence_length: int, held_out: int = 256, cache: Path | None = 
 def _load(sequence_length: int, held_out: int, cache: Path | None, vocabulary: Vocabulary) -> Arrays:
     """Return the blocks of both sides. They are the same for both tasks: the tokenizer has a mask token anyway."""
     require_some(held_out)
+    require_room(sequence_length)
     vocabulary = replace(vocabulary, mask_token_id=None)
     sources = {path.stem: path.read_bytes() for path in _modules()}
     content: list[str | bytes] = list(chain(*sorted(topics.items())))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradbench.data.split import evenly, hold_out, require_some
-from gradbench.data.store import key_of
+from gradbench.data.store import costly, key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,6 +86,7 @@ def divide(source: Source, key: str, column: str) -> tuple[Rows, Rows]:
 
 def _load(source: Source) -> dict[str, Dataset]:
     """Return every split of a data set."""
+    costly()
     try:
         import datasets  # an extra, and slow: only a cell of this size needs it
     except ImportError:

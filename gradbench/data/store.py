@@ -9,6 +9,7 @@ import os
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,36 @@ Arrays = dict[str, Array]
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
+class NotMade(Exception):
+    """What is costly was not made, since only the keys of a data set were to be checked."""
+
+
+_keys_only: ContextVar[bool] = ContextVar("keys_only", default=False)
+
+
+@contextlib.contextmanager
+def keys_only() -> Iterator[None]:
+    """Let constructors check their keys, and raise `NotMade` where what is costly begins."""
+    token = _keys_only.set(True)
+    try:
+        yield
+    finally:
+        _keys_only.reset(token)
+
+
+def costly() -> None:
+    """Say that what follows takes seconds, a disk or a network."""
+    if _keys_only.get():
+        raise NotMade
+
+
 def cached(cache: Path | None, name: str, key: str, build: Callable[[], Arrays]) -> Arrays:
     """Return what `build` returns, from `<cache>/<name>-<key>.npz` where that file exists and is whole.
 
     `key` stands for what goes in; the code of this package is counted in, so that what an older one made is not found.
     Any number of processes may ask at once: one builds, the others wait for it. Without a cache all of them build.
     """
+    costly()
     if cache is None:
         return build()
     cache.mkdir(parents=True, exist_ok=True)

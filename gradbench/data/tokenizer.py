@@ -14,6 +14,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from gradbench.data.store import costly
+
 VERSION: str = tokenizers.__version__
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
@@ -75,6 +77,7 @@ def load(name: str, vocabulary: Vocabulary) -> Tokenizer:
 
     Raises ValueError when it can't be had, has more tokens than the vocabulary, or lacks a special one of it.
     """
+    costly()
     path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
     try:
         tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
@@ -108,8 +111,7 @@ def pack(paragraphs: Iterable[Sequence[int]], length: int, vocabulary: Vocabular
     Paragraphs share a block as long as they fit; one that is too long is cut. So blocks end where the text does, and
     their lengths differ. Raises ValueError where there is no room for a token between the two.
     """
-    if length < 3:
-        raise ValueError(f"data.sequence_length={length}: must be 3 or more, for a token between bos and eos")
+    require_room(length)
     room, block = length - 2, list[int]()
     for paragraph in paragraphs:
         for first in range(0, len(paragraph), room):
@@ -120,3 +122,9 @@ def pack(paragraphs: Iterable[Sequence[int]], length: int, vocabulary: Vocabular
             block.extend(piece)
     if block:
         yield [vocabulary.bos_token_id, *block, vocabulary.eos_token_id]
+
+
+def require_room(length: int) -> None:
+    """Raise a ValueError of one line unless a block of `length` ids has room between bos and eos."""
+    if length < 3:
+        raise ValueError(f"data.sequence_length={length}: must be 3 or more, for a token between bos and eos")

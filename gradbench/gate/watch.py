@@ -49,7 +49,7 @@ class Watch:
                 yield
         finally:
             handle.remove()
-        self._note_settings()
+        self._note_settings(*self._optimizers)
         for module, (training, _) in self._modes.items():
             if module.training is not training:
                 self._note_wrong_mode("leaves", module)
@@ -86,15 +86,14 @@ class Watch:
         mode, name = "train" if module.training else "eval", self._modes[module][1] or "the model"
         self._notes.append(f"it {does} {name} in {mode} mode")
 
-    def _note_step(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._note_settings()
-        for parameter in parameters:
-            assert parameter.grad is not None
-            self._caught[parameter] = on_cpu(parameter.grad)
+    def _note_step(self, optimizer: _Catch) -> None:
+        self._note_settings(optimizer)
+        for parameter, gradient in optimizer.gradients():
+            self._caught[parameter] = on_cpu(gradient)
             self._steps[parameter] += 1
 
-    def _note_settings(self) -> None:
-        for optimizer in self._optimizers:
+    def _note_settings(self, *optimizers: _Catch) -> None:
+        for optimizer in optimizers:
             self._notes += map(_has_changed, optimizer.changed())
 
 
@@ -110,19 +109,25 @@ def on_cpu(tensor: Tensor) -> Tensor:
 class _Catch(Optimizer):
     """An optimizer that tells of its steps and moves nothing."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], note_step: Callable[[Iterable[nn.Parameter]], None]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], note_step: Callable[[_Catch], None]) -> None:
         super().__init__(parameters, {"lr": _LR})
         self._note_step = note_step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Tell of every parameter that has a gradient."""
+        """Tell of the step; of a closure's gradients, where there is one."""
         value = None
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
-        self._note_step([p for group in self.param_groups for p in group["params"] if p.grad is not None])
+        self._note_step(self)
         return value
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the parameters that have a gradient, and what it is."""
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            if parameter.grad is not None:
+                yield parameter, parameter.grad
 
     def changed(self) -> list[str]:
         """Return the settings that are no longer those of the factory."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from gradbench.model.transformer import Source, make, require_multiple, require_probability
+from gradbench.model.checkpoint import Source
+from gradbench.model.transformer import make, require_multiple, require_probability
 
 
 def build(*, pretrained: bool = False, checkpoint: str | None = None, **settings: Any) -> PreTrainedModel:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from transformers import ModernBertForMaskedLM, PreTrainedModel
 
-from gradbench.model.transformer import Source, make, require_multiple, require_probability
+from gradbench.model.checkpoint import Source
+from gradbench.model.transformer import make, require_multiple, require_probability
 
 
 def build(

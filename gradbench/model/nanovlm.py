@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel, SiglipVisionModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gradbench.model import llama
-from gradbench.model.transformer import Source, make, require_multiple, require_probability
+from gradbench.model.checkpoint import Source
+from gradbench.model.transformer import make, require_multiple, require_probability
 
 
 def build(

@@ -7,24 +7,15 @@ a pickle can run code, and so can a checkpoint's own Python, which is never trus
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from gradbench.model.checkpoint import Source, readable
+
 ATTENTION = "sdpa"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the weights come from: the current random state, or a checkpoint (hub id or local folder)."""
-
-    pretrained: bool = False
-    checkpoint: str | None = None
-    key: str = "model.checkpoint"  # what the user calls it
 
 
 def make(
@@ -68,7 +59,7 @@ def require_probability(key: str, value: float) -> None:
 def _load(
     kind: type[PreTrainedModel], shape: Mapping[str, Any], own: Mapping[str, Any], source: Source, fresh: str | None
 ) -> PreTrainedModel:
-    name = _readable(source)
+    name = readable(source)
     try:
         config = kind.config_class.from_pretrained(name, **own)
         _require_shape(config, shape, source)
@@ -85,24 +76,6 @@ def _load(
         raise ValueError(f"{source.key}={source.checkpoint}: cannot be loaded: {_first_line(error)}") from error
     _require_weights(info, fresh, source)
     return model
-
-
-def _readable(source: Source) -> str:
-    """Return the checkpoint as `from_pretrained` wants it, after what can be told without opening it."""
-    if not source.checkpoint:
-        raise ValueError(f"{source.key}=null: pretrained=true needs a hub id or a local folder")
-    folder = Path(source.checkpoint).expanduser()
-    if not folder.is_dir():
-        if source.checkpoint.startswith(("/", ".", "~")):
-            raise ValueError(f"{source.key}={source.checkpoint}: there is no such folder")
-        return source.checkpoint
-    if not (folder / "config.json").is_file():  # the library would go on with its default sizes
-        raise ValueError(f"{source.key}={source.checkpoint}: the folder holds no config.json")
-    if any(folder.glob("*.safetensors")):
-        return str(folder)
-    if any(folder.glob("*.bin")):
-        raise ValueError(f"{source.key}={source.checkpoint}: holds pickled weights only; *.safetensors are required")
-    raise ValueError(f"{source.key}={source.checkpoint}: the folder holds no weights (*.safetensors)")
 
 
 def _require_shape(config: PreTrainedConfig, shape: Mapping[str, Any], source: Source) -> None:

@@ -35,13 +35,17 @@ LAUNCHER, AUTO = "hydra/launcher", "auto"
 SWEEPER = "hydra/sweeper=grid"
 
 
-class DoesNotApply(Exception):
-    """An override names a key that this cell's choices do not have; `key` is it."""
+KINDS = ("images", "masked_text", "causal_text", "captions")
+"""What samples can be: the functions of `gradbench.data` that make them."""
 
-    def __init__(self, key: str) -> None:
+
+class DoesNotApply(Exception):
+    """An override does not go with this cell's choices: they have no such `key`, or `why` says it in a sentence."""
+
+    def __init__(self, key: str, why: str | None = None) -> None:
         """Remember the key."""
         super().__init__(key)
-        self.key = key
+        self.key, self.why = key, why
 
 
 class Composer:
@@ -114,12 +118,13 @@ class Composer:
         """Return the resolved config of one cell as plain data, and the choice made of every group.
 
         Raises:
-            DoesNotApply: an override's key does not exist under these choices.
+            DoesNotApply: an override does not go with these choices.
             UserError: anything else that is wrong with the overrides.
         """
         parsed = self.parse(overrides)
         groups = [override for override in parsed if self._chooses(override)]
         base, chosen = self._base(groups)
+        self._check_data(groups)
         config = copy.deepcopy(base)
         for override in parsed:
             if not self._chooses(override):
@@ -128,6 +133,22 @@ class Composer:
             return OmegaConf.to_container(config, resolve=True, throw_on_missing=True), dict(chosen)  # type: ignore[return-value]
         except OmegaConfBaseException as error:
             raise UserError(one_line(error)) from error
+
+    def defaults(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the resolved config of the choices among `overrides`, without the values."""
+        base, _chosen = self._base([override for override in self.parse(overrides) if self._chooses(override)])
+        return OmegaConf.to_container(base, resolve=True)  # type: ignore[return-value]
+
+    def _check_data(self, groups: list[Override]) -> None:
+        """Refuse data of another kind than those that a model of ours names as its own."""
+        others = [override for override in groups if override.key_or_group != "data"]
+        if len(others) == len(groups):
+            return
+        (given, chosen), (own, own_chosen) = self._base(groups), self._base(others)
+        kind, model = _kind(given), chosen["model"]
+        if kind in KINDS and kind != _kind(own) and (CONF / "model" / f"{model}.yaml").is_file():
+            why = f"data={chosen['data']} does not go with model={model}, which takes {own_chosen['data']}"
+            raise DoesNotApply("data", why)
 
     def _chooses(self, override: Override) -> bool:
         return self.is_group(override.key_or_group)
@@ -182,6 +203,12 @@ class Composer:
             if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
                 raise DoesNotApply(override.key_or_group) from error
             raise UserError(f"{override.input_line}: {_cause(error)}") from error
+
+
+def _kind(config: DictConfig) -> str | None:
+    """Return what the samples of our own data are."""
+    module, _, kind = str(config.data.get("_target_")).rpartition(".")
+    return kind if module.startswith("gradbench.data.") else None
 
 
 def _let_model_ask(config: DictConfig) -> None:

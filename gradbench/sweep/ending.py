@@ -69,12 +69,13 @@ def settle(attempt: Path, death: Death, verdict: Verdict | None = None) -> Resul
     """Return the result of an attempt whose process is gone, and write it where the process did not.
 
     What the process wrote stands, however it died afterwards. `verdict` is the word of whoever killed it: it goes
-    before what the death looks like, and before the process's own "I was stopped", which does not know why.
+    before what the death looks like, and before the process's own "I was stopped", which does not know why. That it
+    was preempted it does know, and what it has saved.
     """
     written = _own_result(attempt)
     if written is None:
         result = posthumous(attempt, *(verdict or explain(death, last_line(attempt / disk.LOG))))
-    elif verdict and written.outcome in _STOPPED:
+    elif verdict and written.outcome in _STOPPED and {written.outcome, verdict[0]} != {Outcome.PREEMPTED}:
         result = dataclasses.replace(written, outcome=verdict[0], reason=verdict[1])
     else:
         return written

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from gradbench.config import UserError, cell_id, check, science
 from gradbench.record import CellSpec
 from gradbench.sweep.compose import Composer, DoesNotApply
+from gradbench.sweep.values import ROOMS, check_folders, check_values
 from gradbench.tracking.address import resolve
 
 AXES = ("model", "size", "data", "optimizer", "strategy", "precision", "seed")
@@ -78,8 +79,11 @@ def _cell(composer: Composer, point: tuple[str, ...], swept: Sequence[str]) -> C
     try:
         config, choices = composer.cell(point)
     except DoesNotApply as error:
-        return _inapplicable(composer, point, swept, error.key)
+        return _inapplicable(composer, point, swept, error)
     check(config)
+    check_folders(config)
+    if any(line.startswith(tuple(f"{room}." for room in ROOMS)) for line in point):
+        check_values(config, composer.defaults(point))
     _check_tracking(config)
     return _spec(config, choices, point, swept)
 
@@ -97,15 +101,17 @@ def _spec(config: dict[str, Any], choices: dict[str, str], point: tuple[str, ...
     return CellSpec(cell_id(scientific), _name(axes), axes, scientific, config, point)
 
 
-def _inapplicable(composer: Composer, point: tuple[str, ...], swept: Sequence[str], key: str) -> CellSpec:
+def _inapplicable(composer: Composer, point: tuple[str, ...], swept: Sequence[str], refused: DoesNotApply) -> CellSpec:
     """Return the cell as it is without the override, under an identity that says that it was asked for with it."""
-    keep = tuple(line for line in point if composer.parse([line])[0].key_or_group != key)
+    key = refused.key
+    names = {line: composer.parse([line])[0].key_or_group for line in point}
+    keep = tuple(line for line, name in names.items() if name != key and not name.startswith(f"{key}."))
     try:
         config, choices = composer.cell(keep)
     except DoesNotApply as error:
-        return _inapplicable(composer, keep, swept, error.key)
+        return _inapplicable(composer, keep, swept, error)
     family = key.split(".")[0]
-    reason = f"{choices.get(family, family)}: `{key}` does not apply"
+    reason = refused.why or f"{choices.get(family, family)}: `{key}` does not apply"
     spec = _spec(config, choices, keep, [name for name in swept if name != key])
     return replace(spec, id=cell_id({**spec.science, "inapplicable": sorted(point)}), overrides=point, skip=reason)
 
@@ -127,13 +133,16 @@ def _name(axes: dict[str, Any]) -> str:
 
 
 def _refuse_if_none_applies(composer: Composer, cells: Sequence[CellSpec]) -> None:
-    """Take a key that applies to no cell at all for a mistake."""
-    if not all(cell.skip for cell in cells):
+    """Take what goes with no cell at all for a mistake."""
+    reasons = [cell.skip for cell in cells if cell.skip is not None]
+    if len(reasons) < len(cells):
         return
-    keys = {(cell.skip or "").split("`")[1] for cell in cells}
+    keys = {reason.partition("`")[2].partition("`")[0] for reason in reasons}
     if len(keys) > 1:  # each of them applies somewhere, if never together
         return
     (key,) = keys
+    if not key:  # the reason is more than that
+        raise UserError(reasons[0])
     near = difflib.get_close_matches(key, _keys(cells[0].config), n=1)
     if near and near[0] == key:
         raise UserError(f"{key}: what it is given has a key that it has not")

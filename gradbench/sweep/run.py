@@ -134,12 +134,14 @@ def drive(
                 progress.note(event)
                 if isinstance(event, Ended):
                     told[event.job.spec.id] = event.result
-        cells = [cell for cell in status.of_sweep(sweep, told) if not only or cell.id in told]
-        table.show(console, cells)
+        chosen = {job.spec.id for job in jobs}
+        cells = [cell for cell in status.of_sweep(sweep, told) if not only or cell.id in chosen]
+        if launcher.waits:
+            table.show(console, cells)
         for line in launcher.farewell(sweep):
             console.print(line, soft_wrap=True, markup=False)
         console.print(summary(sweep), soft_wrap=True, markup=False)
-        return cells, _exit_code(cells, stop)
+        return cells, _exit_code(cells, stop) if launcher.waits else 0
 
 
 def _uploader(sweep: Path, launcher: Launcher) -> AbstractContextManager[object]:

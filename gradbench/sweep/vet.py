@@ -1,8 +1,9 @@
-"""Ask the strategies which cells make no sense, before anything is submitted. Importing this module imports torch."""
+"""Ask what a cell names whether it makes sense, before anything is submitted. Importing this module imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +12,26 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
 
-from gradbench.config import UserError
+from gradbench.config import CONF, UserError
+from gradbench.data.store import NotMade, keys_only
 from gradbench.record import CellSpec
 from gradbench.strategy.base import Strategy
 from gradbench.sweep.compose import one_line
+from gradbench.sweep.values import ROOMS
 
 
 def vet(cells: Iterable[CellSpec]) -> tuple[list[CellSpec], list[str]]:
     """Return the cells, those that their strategy refuses marked as skipped, and what else the strategies say of them.
 
     Raises:
-        UserError: a strategy or an optimizer cannot be constructed from its keys.
+        UserError: a strategy, an optimizer, a model or a data set cannot be constructed from its keys.
     """
-    vetted, remarks = [], dict[str | None, None]()
+    vetted, remarks, constructed = [], dict[str | None, None](), set[str]()
     for cell in cells:
         if cell.skip is None:
             cell, remark = _judged(cell)
             remarks[remark] = None
+            _construct(cell, constructed)
         vetted.append(cell)
     return vetted, [remark for remark in remarks if remark]
 
@@ -54,3 +58,34 @@ def _made(cell: CellSpec, family: str) -> Any:
         return instantiate(cell.science[family])
     except InstantiationException as error:
         raise UserError(f"{cell.name}: {family}: {one_line(error.__cause__ or error)}") from error
+
+
+def _construct(cell: CellSpec, constructed: set[str]) -> None:
+    """Try the model on no device, and the data's keys, once each, where they are not as our YAML files have them.
+
+    A model's library takes seconds to import, for which the usual grid need not wait.
+    """
+    for room in ROOMS if _is_of_the_users_making(cell) else ():
+        config = cell.science[room]
+        if (key := json.dumps([room, config], default=str)) not in constructed:
+            constructed.add(key)
+            _try(cell, room, config | {"pretrained": False} if config.get("pretrained") is True else config)
+
+
+def _is_of_the_users_making(cell: CellSpec) -> bool:
+    keys = (line.lstrip("+~") for line in cell.overrides)
+    if any(key.startswith(tuple(f"{room}{end}" for room in ROOMS for end in "./@")) for key in keys):
+        return True
+    return not all((CONF / room / f"{cell.axes[room]}.yaml").is_file() for room in ROOMS)
+
+
+def _try(cell: CellSpec, room: str, config: Mapping[str, Any]) -> None:
+    try:
+        with torch.device("meta"), keys_only():
+            instantiate(config)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, NotMade | RuntimeError):  # the latter: what a device alone can tell
+            return
+        said = one_line(cause)
+        raise UserError(said if said.startswith(ROOMS) else f"{cell.name}: {room}: {said}") from error

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gradbench.data import store
-from gradbench.data.store import Arrays, cached, key_of, sha256_of_arrays
+from gradbench.data.store import Arrays, NotMade, cached, key_of, keys_only, sha256_of_arrays
 
 ARRAYS = {"a": np.arange(1000, dtype=np.int32), "b": np.zeros((3, 4), dtype=np.uint8)}
 
@@ -165,6 +165,15 @@ def test_a_file_system_without_locks_is_no_obstacle(ask: Callable[[], Arrays], m
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     ask()
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_nothing_is_made_where_only_the_keys_are_to_be_checked(tmp_path: Path, cache: bool) -> None:
+    folder = tmp_path / "cache" if cache else None
+    with keys_only(), pytest.raises(NotMade):
+        cached(folder, "name", "key", lambda: ARRAYS)
+    assert not list(tmp_path.iterdir())
+    assert cached(folder, "name", "key", lambda: ARRAYS).keys() == ARRAYS.keys()
 
 
 def test_a_key_has_borders_and_types() -> None:

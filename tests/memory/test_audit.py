@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam
 
-from gradbench.memory.audit import audit
+from gradbench.memory.audit import BEFORE, audit
 from gradbench.model import vit
 from gradbench.model.loss import CrossEntropy
 from gradbench.optimizer.cg import CG
@@ -171,6 +171,21 @@ def test_state_in_objects_counts(accelerator):
     assert audited(accelerator, make_optimizer=functools.partial(Projected, lr=0.01)).optimizer_bytes == 1000
 
 
+class LooksBack(SGD):
+    """Keeps 1000 bytes from its second step on, when there is something to look back to."""
+
+    def step(self, closure=None):
+        state = self.state[self.param_groups[0]["params"][0]]
+        if "first" in state and "memory" not in state:
+            state["memory"] = torch.zeros(250)
+        state["first"] = True
+        return super().step(closure)
+
+
+def test_V8_state_that_is_allocated_in_the_second_step_counts(accelerator):
+    assert audited(accelerator, make_optimizer=functools.partial(LooksBack, lr=0.01)).optimizer_bytes == 1000
+
+
 def test_a_frozen_parameter_has_no_gradient_and_no_state(accelerator):
     def frozen():
         model = build()
@@ -257,7 +272,7 @@ def test_nothing_of_the_audit_stays(accelerator):
 
 
 class TooBig(nn.Module):
-    """Asks for more memory than any machine has in its second forward pass, the one that is followed."""
+    """Asks for more memory than any machine has in the forward pass that is followed."""
 
     def __init__(self):
         super().__init__()
@@ -265,7 +280,7 @@ class TooBig(nn.Module):
 
     def forward(self, pixel_values):
         self.passes += 1
-        if self.passes > 1:
+        if self.passes > BEFORE:
             torch.empty(2**60)
         return type("Output", (), {"logits": self.linear(pixel_values[:, 0].flatten(1))})
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import SiglipConfig, SiglipModel
 
-from gradbench.model.transformer import Source
+from gradbench.model.checkpoint import Source
 
 Build = Callable[..., nn.Module]
 ALONE = ["llama", "modernbert", "vit"]

@@ -82,6 +82,14 @@ def test_the_word_of_who_stopped_it_replaces_the_cells_own_and_keeps_its_figures
     assert disk.load_result(attempt) == settled
 
 
+def test_a_preempted_cell_knows_best_what_it_has_saved(attempt):
+    saved = result(Outcome.PREEMPTED, "saved, and continues from there")
+    disk.save_result(attempt, saved)
+    assert settle(attempt, Death(exit_code=0), (Outcome.PREEMPTED, "starts again")) == saved
+    settled = settle(attempt, Death(exit_code=0), (Outcome.CANCELLED, "the user stopped it"))
+    assert (settled.outcome, settled.reason) == (Outcome.CANCELLED, "the user stopped it")
+
+
 def test_a_hasty_lost_is_corrected_by_who_knows_better(attempt):
     disk.save_result(attempt, result(Outcome.LOST))
     assert settle(attempt, Death(exit_code=3)).reason == "exited with code 3"

@@ -61,6 +61,18 @@ def test_every_axis_is_a_tag_too():
     assert "gradbench.commit" not in tags
 
 
+def test_the_commit_is_that_of_the_attempts_own_code_once_it_has_ended():
+    sweep = {"sweep": "s", "created_unix_s": 1.5, "git": {"commit": "old", "dirty": False}}
+    first, second = (mapping.attempt_tags(sweep, make_spec(), attempt) for attempt in (1, 2))
+    assert (first["gradbench.commit"], first["gradbench.dirty"]) == ("old", "false")
+    assert not [tag for tag in second if "commit" in tag], "a rerun may be of other code"
+    code = {"sha256": "c0de", "commit": "new", "dirty": True}
+    ended = mapping.result_tags(Result(Outcome.OK, None, 4, 4, 0.0, 1.0, "h", facts={"code": code}))
+    assert (ended["gradbench.commit"], ended["mlflow.source.git.commit"]) == ("new", "new")
+    assert (ended["gradbench.dirty"], ended["gradbench.code_sha256"]) == ("true", "c0de")
+    assert "gradbench.commit" not in mapping.result_tags(Result(Outcome.LOST, None, 4, 4, 0.0, 1.0, "h"))
+
+
 def test_two_sweeps_of_one_name_are_told_apart():
     first, second = ({"sweep": "s", "created_unix_s": t} for t in (1.5, 1.25))
     assert mapping.sweep_key(first) != mapping.sweep_key(second)

@@ -124,3 +124,4 @@ def _settle(attempts: list[Path], outcome: Outcome, reason: str) -> None:
         result = disk.load_result(attempt)
         if result is not None and result.outcome is Outcome.PREEMPTED:
             disk.save_result(attempt, dataclasses.replace(result, outcome=outcome, reason=reason))
+            (attempt / disk.CHECKPOINT).unlink(missing_ok=True)  # nobody will continue it

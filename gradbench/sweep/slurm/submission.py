@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import time
@@ -124,7 +125,7 @@ def _clean_environment() -> Iterator[None]:
             del os.environ[name]
         if CONF.parent.name != "gradbench":  # a checkout: its jobs shall find it wherever they start
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CONF.parent), before)))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # sbatch's, which the error holds
             warnings.simplefilter("ignore")
             yield
     finally:

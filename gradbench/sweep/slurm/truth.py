@@ -16,6 +16,8 @@ from gradbench.tracking import disk
 SHARED_FOLDER_LAG_S = 5.0
 """How long a result may take to be seen from here after its job has ended."""
 
+_LIMITS = {Outcome.HOST_OOM: " (resources.mem_gb)", Outcome.TIMEOUT: " (resources.time_min)"}
+
 
 def verdict(attempt: Path, job: str, seen: Seen | None) -> Result | None:
     """Return how an attempt ended, and write it where its job did not; None while the job may still do something.
@@ -33,6 +35,7 @@ def verdict(attempt: Path, job: str, seen: Seen | None) -> Result | None:
         if outcome is Outcome.PREEMPTED:
             return written
         result = dataclasses.replace(written, outcome=outcome, reason=reason)
+        (attempt / disk.CHECKPOINT).unlink(missing_ok=True)  # nobody will continue it
     return _saved(attempt, result, replaces=written is not None)
 
 
@@ -61,7 +64,7 @@ def _explained(attempt: Path, job: str, seen: Seen) -> tuple[Outcome, str]:
     if seen.state is None:
         return Outcome.LOST, f"SLURM does not know job {job} any more, and it left no result"
     outcome = seen.meaning.outcome or Outcome.LOST
-    said = f"job {job} ended {seen.state}"
+    said = f"job {job} ended {seen.state}{_LIMITS.get(outcome, '')}"
     if seen.node:
         said += f" on {seen.node}"
     if outcome is Outcome.FAILED and seen.exit_code:

@@ -93,6 +93,11 @@ def test_L3_a_job_that_does_not_come_back_is_over_after_two_answers(ask, state, 
     assert (seen.state, seen.meaning.kind, seen.meaning.outcome) == (state, Kind.TERMINAL, outcome)
 
 
+def test_L3_the_same_where_accounting_has_not_heard_of_it(ask):
+    assert ask(account("7", "RUNNING"), queued("7", "PREEMPTED", node="n1")).meaning.kind is Kind.LIVE
+    assert ask(account("7", "RUNNING"), queued("7", "PREEMPTED", node="n1")).meaning.outcome is Outcome.PREEMPTED
+
+
 def test_a_job_that_slurm_requeues_for_its_exit_code_is_alive_whatever_accounting_says(programs, clock):
     programs.say("sacct", account("7_0", "FAILED", "75:0") + account("7_1", "RUNNING"))
     programs.say("squeue", queued("7_0", "PENDING", "BeginTime") + queued("7_1", "RUNNING"))

@@ -1,0 +1,81 @@
+"""A rerun of other code than the attempt before says so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gradbench.record import Outcome
+from gradbench.sweep import drift, status
+from gradbench.tracking import disk
+from tests.tracking.folders import make_attempt, make_spec, make_sweep
+
+NOW = {"sha256": "f" * 64, "commit": "d4e5f6a" + "0" * 33, "dirty": True}
+OLD = {"sha256": "0" * 64, "commit": "a1b2c3d" + "0" * 33, "dirty": False}
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch):
+    monkeypatch.setattr(drift, "fingerprint", lambda: NOW)
+
+
+def failed(sweep, spec, **facts):
+    attempt = make_attempt(sweep, spec, outcome=Outcome.FAILED)
+    disk.save_result(attempt, dataclasses.replace(disk.load_result(attempt), facts=facts))
+
+
+def sweep_of(tmp_path, number):
+    specs = [make_spec(f"{n:012d}") for n in range(number)]
+    return make_sweep(tmp_path, specs), specs
+
+
+def note(sweep):
+    return drift.code_note(sweep, status.of_sweep(sweep))
+
+
+def test_other_code_is_named_with_how_many_cells_it_concerns(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 3)
+    for spec, code in zip(specs, (OLD, OLD, NOW), strict=True):
+        failed(sweep, spec, code=code)
+    assert note(sweep) == (
+        "the code has changed since attempt 1 of 2 cells: commit a1b2c3d -> commit d4e5f6a (uncommitted changes)"
+    )
+
+
+def test_the_same_code_is_not_worth_a_word(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 1)
+    failed(sweep, specs[0], code=OLD)
+    failed(sweep, specs[0], code={**NOW, "commit": OLD["commit"]})  # another commit of the same files
+    assert note(sweep) is None
+
+
+def test_different_attempts_and_commits_are_one_line(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 2)
+    failed(sweep, specs[0], code=OLD)
+    failed(sweep, specs[0], code={"sha256": "1" * 64})
+    failed(sweep, specs[1], code=OLD)
+    assert note(sweep).startswith(
+        "the code has changed since the last attempts of 2 cells: files 1111111, commit a1b2c"
+    )
+
+
+def test_what_a_resumed_attempt_ended_with_counts(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 1)
+    failed(sweep, specs[0], code=OLD, resumed_with={"code": NOW})
+    assert note(sweep) is None
+
+
+def test_an_attempt_that_was_killed_is_of_its_sweeps_code_if_it_was_the_first(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 1)
+    failed(sweep, specs[0])
+    assert note(sweep) is None, "a sweep of before says nothing"
+    disk.write_json(sweep / disk.SWEEP, disk.load_sweep(sweep) | {"code": OLD})
+    assert note(sweep).startswith("the code has changed since attempt 1 of 1 cell: ")
+    failed(sweep, specs[0])
+    assert note(sweep) is None, "nobody knows of the second"
+
+
+def test_a_cell_that_was_never_started_has_no_code(tmp_path):
+    sweep, _specs = sweep_of(tmp_path, 1)
+    assert note(sweep) is None
