@@ -22,8 +22,8 @@ def code_note(sweep: Path, cells: Sequence[CellStatus]) -> str | None:
         return None
     attempts = {attempt for attempt, _ in changed}
     which = f"attempt {attempts.pop()}" if len(attempts) == 1 else "the last attempts"
-    before = ", ".join(dict.fromkeys(_named(code) for _, code in changed))
-    return f"the code has changed since {which} of {how_many(len(changed))}: {before} -> {_named(now)}"
+    before = [code for _, code in changed]
+    return f"the code has changed since {which} of {how_many(len(changed))}: {_difference(before, now)}"
 
 
 def _code_of(sweep: Path, cell: CellStatus) -> Mapping[str, Any] | None:
@@ -36,7 +36,13 @@ def _code_of(sweep: Path, cell: CellStatus) -> Mapping[str, Any] | None:
     return told or (folder.load(sweep).get("code") if cell.attempt == 1 else None)
 
 
-def _named(code: Mapping[str, Any]) -> str:
-    if "commit" not in code:
-        return f"files {code['sha256'][:7]}"
-    return f"commit {code['commit'][:7]}{' (uncommitted changes)' if code['dirty'] else ''}"
+def _difference(before: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
+    """Name both sides by their commits, by the hash of their files where one is of no checkout."""
+    if all("commit" in code for code in (*before, now)):
+        return f"commit {', '.join(dict.fromkeys(map(_commit, before)))} -> {_commit(now)}"
+    hashes = (code["sha256"][:7] for code in before)
+    return f"files {', '.join(dict.fromkeys(hashes))} -> {now['sha256'][:7]}"
+
+
+def _commit(code: Mapping[str, Any]) -> str:
+    return f"{code['commit'][:7]}{' (uncommitted changes)' if code['dirty'] else ''}"

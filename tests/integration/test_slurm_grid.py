@@ -261,6 +261,18 @@ def test_one_error_in_the_first_cells_holds_the_rest(user):
     user.says("cancel", user.sweep.name)
 
 
+def test_a_driver_can_be_a_job_itself(user):
+    driver = Path(__file__).parents[2] / "launch" / "driver"
+    words = ("sbatch", "--parsable", f"--chdir={user.folder}", str(driver), "-m", "optimizer=sgd", *SHORT)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = subprocess.run(words, env={**user.env, "PATH": path}, capture_output=True, text=True, check=True).stdout.strip()
+    until(lambda: user.cluster.account(job, "State") not in ([], ["PENDING"], ["RUNNING"]), 180)
+    log = (user.folder / f"gradbench-driver-{job}.log").read_text()
+    assert (user.cluster.account(job, "State"), "1 cell: 1 ok" in log) == (["COMPLETED"], True), log
+    (cell,) = user.status().values()
+    assert cell["job"] != job
+
+
 @pytest.mark.parametrize(
     ("word", "line"),
     [
