@@ -67,6 +67,7 @@ class Composer:
         self._loader = ConfigLoaderImpl(path)
         self._loader.repository = CachingConfigRepository(self._loader.repository)  # type: ignore[assignment]
         self._parser = OverridesParser.create(config_loader=self._loader)
+        self._defaults: dict[tuple[str, ...], dict[str, Any]] = {}
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
@@ -136,8 +137,11 @@ class Composer:
 
     def defaults(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the resolved config of the choices among `overrides`, without the values."""
-        base, _chosen = self._base([override for override in self.parse(overrides) if self._chooses(override)])
-        return OmegaConf.to_container(base, resolve=True)  # type: ignore[return-value]
+        groups = [override for override in self.parse(overrides) if self._chooses(override)]
+        key = tuple(override.input_line or "" for override in groups)
+        if key not in self._defaults:
+            self._defaults[key] = OmegaConf.to_container(self._base(groups)[0], resolve=True)  # type: ignore[assignment]
+        return self._defaults[key]
 
     def _check_data(self, groups: list[Override]) -> None:
         """Refuse data of another kind than those that a model of ours names as its own."""

@@ -58,6 +58,11 @@ class Launcher(Protocol):
         ...
 
     @property
+    def first(self) -> str:
+        """What happens before the first cell starts, in a few words."""
+        ...
+
+    @property
     def interrupt_words(self) -> tuple[str, str]:
         """What a first and a second Ctrl-C mean to it."""
         ...

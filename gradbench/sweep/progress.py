@@ -24,12 +24,12 @@ STOPPING = ("", "; finishing what runs, Ctrl-C again stops it", "; stopping what
 class Progress:
     """A bar over all cells and one for each that runs; a line per ended cell where the output is no terminal."""
 
-    def __init__(self, console: Console, jobs: Sequence[Job], stop: Stop) -> None:
-        """Show nothing yet."""
+    def __init__(self, console: Console, jobs: Sequence[Job], stop: Stop, first: str) -> None:
+        """Show nothing yet; `first` is what happens before the first cell starts."""
         self._console, self._total, self._stop = console, len(jobs), stop
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._whole = self._bars.add_task("importing torch, preparing the store", total=len(jobs))
+        self._whole = self._bars.add_task(first, total=len(jobs))
         self._running: dict[Path, TaskID] = {}
         self._ended: Counter[str] = Counter()
         self._done = threading.Event()

@@ -129,7 +129,7 @@ def drive(
     """
     told: dict[str, Result] = {}
     with interruptible(launcher.interrupt_words) as stop:
-        with _uploader(sweep, launcher), Progress(console, jobs, stop) as progress:
+        with _uploader(sweep, launcher), Progress(console, jobs, stop, launcher.first) as progress:
             for event in launcher.run(jobs, stop, warm):
                 progress.note(event)
                 if isinstance(event, Ended):

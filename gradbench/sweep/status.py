@@ -105,7 +105,7 @@ def _of_standing(sweep: Path, brief: Mapping[str, Any], promised: Standing) -> C
     who = {"id": brief["id"], "name": brief["name"], "axes": brief["axes"]}
     if promised.result is not None:
         return dataclasses.replace(_ended(sweep, who, promised.attempt, promised.result), job=promised.job)
-    seen = promised.seen
+    seen, state = promised.seen, disk.read_json(promised.attempt / disk.STATE) or {}
     return CellStatus(
         **who,
         attempt=int(promised.attempt.name),
@@ -115,7 +115,7 @@ def _of_standing(sweep: Path, brief: Mapping[str, Any], promised: Standing) -> C
         host=seen.node if seen else None,
         job=promised.job,
         updates_done=disk.last_update(promised.attempt),
-        started=seen.started_unix_s if seen else None,
+        started=state.get("started_unix_s") or (seen.started_unix_s if seen else None),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -22,6 +24,7 @@ STYLES = {
 MANY = 5
 """So many cells without a result for one reason are told of once."""
 COLUMNS = ("cell", "outcome", "eval loss", "peak memory", "step time")
+LIVE_COLUMNS = ("node", "elapsed")
 
 
 def show(console: Console, cells: Sequence[CellStatus], title: str | None = None) -> None:
@@ -41,10 +44,11 @@ def table(cells: Sequence[CellStatus], title: str | None = None) -> Table:
     """Return one row a cell."""
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column(COLUMNS[0], overflow="fold")
-    for column in COLUMNS[1:]:
+    live = any(cell.outcome is None and cell.host for cell in cells)
+    for column in (*COLUMNS[1:], *(LIVE_COLUMNS if live else ())):
         made.add_column(column, justify="left" if column == "outcome" else "right", no_wrap=True)
     for cell in cells:
-        made.add_row(cell.name, word(cell), *numbers(cell))
+        made.add_row(cell.name, word(cell), *numbers(cell), *(place(cell) if live else ()))
     return made
 
 
@@ -65,6 +69,14 @@ def numbers(cell: CellStatus) -> tuple[str, str, str]:
         "-" if peak is None else in_bytes(peak),
         "-" if step is None else in_seconds(step),
     )
+
+
+def place(cell: CellStatus) -> tuple[str, str]:
+    """Return where a cell runs or ran, and for how long, `-` where that is not known."""
+    if cell.started is None:
+        return cell.host or "-", "-"
+    end = cell.ended if cell.outcome is not None else time.time()
+    return cell.host or "-", str(timedelta(seconds=round(max(0.0, (end or cell.started) - cell.started))))
 
 
 def in_bytes(value: float) -> str:

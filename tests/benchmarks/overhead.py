@@ -36,8 +36,10 @@ def run(quick: bool) -> list[Figure]:
     """Take all variants in turn; the slow peer only once."""
     grid, rounds = (QUICK, 1) if quick else (GRID, 3)
     one, two = OURS.format(1, ""), OURS.format(2, "s")
+    lean = f"{one}, no audit"
     variants: dict[str, Callable[[], Run]] = {
         BARE: partial(_bare, grid),
+        lean: partial(_ours, grid, 1, "probe.audit=false"),
         one: partial(_ours, grid, 1),
         two: partial(_ours, grid, 2),
         BASIC: partial(_peer, grid),
@@ -45,9 +47,9 @@ def run(quick: bool) -> list[Figure]:
     taken = interleave(variants, rounds) | interleave(
         {SUBMITIT: partial(_peer, grid, "hydra/launcher=submitit_local")}, 1
     )
-    for name in (one, two):
+    for name in (lean, one, two):
         _require_same_work(taken[BARE][0].losses, taken[name][0].losses)
-    limits = {one: ONE_WORKER, two: TWO_WORKERS}
+    limits = {lean: ONE_WORKER, two: TWO_WORKERS}  # the target speaks of gate, evaluation and tracking
     return [
         *(_figure(name, taken, limits.get(name)) for name in taken),
         _lean(taken, one),
@@ -79,9 +81,9 @@ def _bare(grid: tuple[str, ...]) -> Run:
     return Run(spent, split, losses)
 
 
-def _ours(grid: tuple[str, ...], workers: int) -> Run:
+def _ours(grid: tuple[str, ...], workers: int, *words: str) -> Run:
     with _folder() as folder:
-        options = (f"runs={folder}", f"launch.workers={workers}", "launch.threads=1")
+        options = (f"runs={folder}", f"launch.workers={workers}", "launch.threads=1", "hydra/launcher=local", *words)
         spent = python("-m", "gradbench", "-m", *grid, *options)
         (sweep,) = disk.sweeps(Path(folder))
         losses = {_choices(disk.load_cell(cell).overrides): _loss(cell) for cell in disk.cells(sweep)}

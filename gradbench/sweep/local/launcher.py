@@ -38,6 +38,7 @@ class LocalLauncher:
     save: bool = False  # a cell that is told to stop saves its state first
     name: ClassVar[str] = "local"
     waits: ClassVar[bool] = True
+    first: ClassVar[str] = "importing torch, preparing the store"
     interrupt_words: ClassVar[tuple[str, str]] = LOCAL_WORDS
 
     @contextmanager

@@ -34,6 +34,7 @@ class SlurmLauncher:
     """How to run cells on a cluster."""
 
     name = "slurm"
+    first = "submitted, waiting for SLURM"
     interrupt_words = ("Leaving: the jobs go on.", "Leaving: the jobs go on.")
 
     def __init__(

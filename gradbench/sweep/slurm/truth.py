@@ -76,7 +76,10 @@ def _last_words(attempt: Path, job: str, outcome: Outcome) -> str:
     """Return the last line of the job's log where it may tell why."""
     if outcome not in (Outcome.FAILED, Outcome.LOST):
         return ""
-    line = last_line(log_of(attempt.parents[1], job))
+    log = log_of(attempt.parents[1], job)
+    if not log.exists():
+        return f"; it wrote no log: does its node see {log.parents[2].parent}?"
+    line = last_line(log)
     return f": {line}" if line else ""
 
 
