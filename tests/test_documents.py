@@ -21,7 +21,7 @@ from tests.small import batch_of, build_of
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
-LINES = sorted(set(re.findall(r"python -m gradbench ?([^`\n;#]*)", README)))
+LINES = sorted(set(re.findall(r"python -m gradbench ?([^`\n;#]*)", README.replace("\\\n", ""))))
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -36,7 +36,9 @@ def test_a_command_of_the_readme_is_understood(line):
     overrides = [word for word in words if word not in ("plan", "-m") and not word.startswith("--")]
     if "job" in overrides:
         return  # --cfg job is Hydra's
-    assert expand(Composer(), overrides, multirun="-m" in words).cells
+    hydra = [word for word in overrides if word.startswith("hydra")]
+    assert Composer().hydra(hydra, lambda: "slurm").launcher.kind in ("local", "slurm")
+    assert expand(Composer(), [word for word in overrides if word not in hydra], multirun="-m" in words).cells
 
 
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
@@ -45,7 +47,7 @@ def test_every_make_target_that_is_named_exists(text):
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets | {"ruff"}
 
 
-@pytest.mark.parametrize("name", [*re.findall(r"\]\(([^)]+)\)", README), "launch/mlflow-server", "LICENSE"])
+@pytest.mark.parametrize("name", [*re.findall(r"\]\(([^)]+)\)", README), "launch/mlflow-server", "launch/slurm", "launch/driver", "LICENSE"])
 def test_every_file_that_is_named_exists(name):
     assert (ROOT / name).is_file()
 
