@@ -156,12 +156,16 @@ def _plan(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     words = _sort(argv, parser)
     _no_names(words)
-    cells, notes, _ = _grid(words)
+    cells, notes, hydra = _grid(words)
     from gradbench.sweep import folder, plan
+    from gradbench.sweep.run import job_of, launcher_of
     from gradbench.sweep.vet import vet  # imports torch
 
-    done = folder.finished(Path(cells[0].config["runs"]), cells)
+    runs = Path(cells[0].config["runs"])
+    done = folder.finished(runs, cells)
     vetted, remarks = vet(cells)
+    jobs = [job_of(runs, cell) for cell in vetted if cell.skip is None and cell.id not in done]
+    remarks += launcher_of(cells[0].config, hydra).preview(jobs) if jobs else []
     if words.options.json:
         print(plan.as_json(vetted, done))
         for note in (*notes, *remarks):

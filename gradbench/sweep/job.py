@@ -71,6 +71,10 @@ class Launcher(Protocol):
         """Start what takes long and needs no folder yet; what is yielded goes to `run`."""
         ...
 
+    def preview(self, jobs: Sequence[Job]) -> list[str]:
+        """Return what `begin` would do, in words; UserError as there."""
+        ...
+
     def begin(self, jobs: Sequence[Job]) -> None:
         """Do what may still be refused.
 

@@ -54,6 +54,10 @@ class LocalLauncher:
         finally:
             worker.close()
 
+    def preview(self, _jobs: Sequence[Job]) -> list[str]:
+        """Return nothing to tell."""
+        return []
+
     def begin(self, _jobs: Sequence[Job]) -> None:
         """Refuse nothing: what goes wrong is an outcome."""
 

@@ -64,20 +64,37 @@ class SlurmLauncher:
         Raises:
             UserError: it takes nothing, or not all where nobody is to wait for room.
         """
-        try:
-            site = Site.ask(self._conf["account"], self._conf["qos"])
-        except SlurmError as error:
-            raise UserError(f"{error}; hydra/launcher=local runs the cells on this machine") from error
+        site = self._ask_site()
         self._gpus = site.has_gpus(self._conf["partition"])
         self._jobs = {job.spec.id: job for job in jobs}
-        sweep = jobs[0].cell.parent
-        running = self._launch["throttle"] or self._conf["array_parallelism"]
-        self._queue = Queue(sweep, self._arrays(jobs, site, running), self._jobs, self._conf, running=running)
-        self._submit()
+        made = self._arrays(jobs, _attempts(jobs), site)
+        try:
+            self._queue = Queue(jobs[0].cell.parent, made, self._jobs, self._conf, running=self._running)
+            self._submit()
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be written ({error.strerror})") from error
         if not self._queue.submitted:
             raise UserError(f"sbatch: {self._queue.refused[0][1]}")
 
-    def _arrays(self, jobs: Sequence[Job], site: Site, running: int) -> list[Array]:
+    @property
+    def _running(self) -> int:
+        """How many jobs may run at a time."""
+        return int(self._launch["throttle"] or self._conf["array_parallelism"])
+
+    def _ask_site(self) -> Site:
+        try:
+            return Site.ask(self._conf["account"], self._conf["qos"])
+        except SlurmError as error:
+            raise UserError(f"{error}; hydra/launcher=local runs the cells on this machine") from error
+
+    def preview(self, jobs: Sequence[Job]) -> list[str]:
+        """Return what `begin` would submit, in words."""
+        made = self._arrays(jobs, dict.fromkeys((job.spec.id for job in jobs), 1), self._ask_site())
+        tasks = sum(len(array.tasks) for array in made)
+        word = "1 job array" if len(made) == 1 else f"{len(made)} job arrays"
+        return [f"would submit {word} of {tasks} jobs in all, at most {min(self._running, tasks)} at a time"]
+
+    def _arrays(self, jobs: Sequence[Job], numbers: Mapping[str, int], site: Site) -> list[Array]:
         resumes, pack = self._launch["resume_on_timeout"], self._launch["cells_per_job"]
         for job in jobs:
             plan.check(job.resources, resumes=resumes)
@@ -89,7 +106,7 @@ class SlurmLauncher:
             )
         template = Array(0, (), {}, self._changes, uploads=not waits, resumes=resumes, code=None)
         size = min(site.max_array_size, site.max_submit or site.max_array_size)
-        return plan.arrays(jobs, _attempts(jobs), template, pack, Limits(size, running))
+        return plan.arrays(jobs, numbers, template, pack, Limits(size, self._running))
 
     def _submit(self) -> None:
         for array in self._queue.submit(gpus=self._gpus):
