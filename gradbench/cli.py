@@ -263,8 +263,12 @@ def _hydra(words: list[str]) -> int:
     """Let Hydra answer what is Hydra's: --cfg, --info, shell completion."""
     import hydra  # its decorator reads sys.argv
 
-    from gradbench.sweep.compose import VERSION_BASE
+    from gradbench.sweep.compose import VERSION_BASE, Composer
 
+    overrides = [word for word in words if "=" in word and not word.startswith("-")]
+    if not {"-m", "--multirun", "-cd", "--config-dir"} & set(words):
+        composer = Composer()
+        composer.check_choices([word for word in overrides if not _is_hydra(word)])  # Hydra says it in many lines
     register()
     sys.argv = [sys.argv[0], *words]
     hydra.main(config_path=str(CONF), config_name="config", version_base=VERSION_BASE)(lambda _cfg: None)()

@@ -57,6 +57,7 @@ def test_version(capsys):
         (["ui"], "mlflow.db: no results yet"),
         (["ui", "tracking.uri=./mlruns"], "tracking.uri=./mlruns: no such store"),
         (["hydra/launcher=submitit_slurm"], "unknown launcher; allowed: auto, local, slurm"),
+        (["--cfg", "job", "optimizer=adm"], "unknown optimizer; allowed: adadelta, adagrad, adam, cg, sgd; did you"),
         (["hydra/launcher=pbs"], "hydra/launcher=pbs: unknown launcher; allowed: auto, local, slurm"),
         (["runs=/dev/null"], "runs=/dev/null: Not a directory; name another folder"),
         (["--config-dir", "/nowhere"], "--config-dir=/nowhere: no such folder"),

@@ -115,6 +115,10 @@ class Composer:
         """Return files of a group that Hydra never reads because of their ending."""
         return [file for folder in self.folders for file in sorted((folder / group).glob("*.yml"))]
 
+    def check_choices(self, overrides: Sequence[str]) -> None:
+        """Raise `UserError` for a choice that a group does not have."""
+        self._check_choices([override for override in self.parse(overrides) if not override.is_sweep_override()])
+
     def cell(self, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the resolved config of one cell as plain data, and the choice made of every group.
 

@@ -72,3 +72,28 @@ def test_bytes(value, text):
 )
 def test_seconds(value, text):
     assert table.in_seconds(value) == text
+
+
+def test_while_cells_run_the_table_says_where_and_for_how_long(monkeypatch):
+    monkeypatch.setattr(table.time, "time", lambda: 1000.0)
+    running = a_cell(None, state="running", host="n1", started=875.0, updates_done=3, updates=9)
+    ended = a_cell(Outcome.OK, host="n2", started=800.0, ended=803.0)
+    rows = [line.split() for line in shown([running, ended], width=120).splitlines() if "vit" in line]
+    assert rows == [
+        ["vit·adam·standard·s0", "running", "3/9", "-", "-", "-", "n1", "0:02:05"],
+        ["vit·adam·standard·s0", "ok", "-", "-", "-", "n2", "0:00:03"],
+    ]
+    assert "n2" not in shown([ended])
+
+
+def test_a_cell_that_waits_says_for_what():
+    waiting = a_cell(None, state="pending", reason="Resources", updates=9)
+    assert "pending (Resources)" in shown([waiting])
+
+
+def test_one_cause_of_many_deaths_is_told_once():
+    failed = a_cell(Outcome.FAILED, reason="ValueError: no", rerun="python -m gradbench rerun x --sweep y")
+    text = shown([failed] * 5 + [a_cell(Outcome.LOST, reason="gone", rerun="python -m gradbench rerun x --sweep y")])
+    assert text.count("ValueError: no") == 1
+    assert "5 x ValueError: no" in text
+    assert "vit·adam·standard·s0: lost: gone" in text
