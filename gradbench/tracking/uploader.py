@@ -6,6 +6,7 @@ It ends after a last pass when its stdin is closed, and exits with 1 when the st
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ LOAD = 0.1
 """The share of the time that passes should take."""
 LONGEST_WAIT_S = 30.0
 """Between two tries of a store that does not answer."""
+LAST_TRY_S = 4.0
+"""How long an uploader that never had its turn waits for the other one to leave."""
 
 
 class Patience:
@@ -75,13 +78,21 @@ def connect(sweep: Path, content: Mapping[str, Any]) -> Store:
 
 
 def serve(sweep: Path) -> int:
-    """Copy a sweep until stdin is closed; return the exit code."""
-    while True:
+    """Copy a sweep until stdin is closed; return the exit code.
+
+    Where another uploader is on it (of the driver of a rerun, or of another job), that one sees all but what comes
+    while it leaves.
+    """
+    leave_at_s = math.inf
+    while time.monotonic() < leave_at_s:
         with exclusive(sweep) as mine:
             if mine:
                 return _serve(sweep)
-        if _closed_within(PACE_S):  # the driver of another rerun has its uploader on it, and that one sees all
-            return 0
+        if leave_at_s < math.inf:
+            time.sleep(PACE_S)
+        elif _closed_within(PACE_S):
+            leave_at_s = time.monotonic() + LAST_TRY_S
+    return 0
 
 
 def _serve(sweep: Path) -> int:

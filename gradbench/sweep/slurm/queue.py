@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from gradbench.sweep.job import Job
 from gradbench.sweep.slurm.arrays import Array
 from gradbench.sweep.slurm.plan import throttles
 from gradbench.sweep.slurm.submission import Order, Refused, job_name, submit
+
+RETRY_S = 30.0
+"""Between two tries of an array for which the site had no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Queue:
         self._sweep, self._jobs, self._conf = sweep, jobs, conf
         shares, after = throttles([len(array.tasks) for array in made], running)
         self._waiting = dict(enumerate(map(_Waiting, made, shares, after)))
+        self._not_before_s = float("-inf")
         self.submitted: dict[int, Array] = {}
         self.refused: list[tuple[Array, str]] = []
 
@@ -40,11 +45,14 @@ class Queue:
 
     def submit(self, *, gpus: bool) -> Iterator[Array]:
         """Submit what the site takes, and yield it; `gpus`: the partition has some."""
+        if time.monotonic() < self._not_before_s:
+            return
         for position, waiting in list(self._waiting.items()):
             try:
                 array = submit(self._sweep, waiting.array, self._order(waiting, gpus))
             except Refused as error:
                 if error.for_now and self.submitted:
+                    self._not_before_s = time.monotonic() + RETRY_S
                     return
                 self.refused.append((waiting.array, str(error)))
                 array = None
