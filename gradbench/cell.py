@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
 import random
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from torch import nn
 from gradbench import resume
 from gradbench.code import fingerprint
 from gradbench.data.base import Data
-from gradbench.data.order import batches, held_out_batches, sha256_of
+from gradbench.data.order import batches, held_out_batches, mix, sha256_of
 from gradbench.facts import at_work
 from gradbench.gate import check as check_gate
 from gradbench.loop import Diverged, Evaluation, Loop
@@ -32,7 +34,9 @@ from gradbench.model.loss import CrossEntropy
 from gradbench.outcome import Cancelled, GateFailed, classify, headline
 from gradbench.probe.timer import PhaseTimer
 from gradbench.progress import Progress
+from gradbench.ranks import ALONE, Ranks, has_lost_another
 from gradbench.record import Batch, GateReport, MakeOptimizer, MemoryRecord, Outcome, Result
+from gradbench.rng import RngState
 from gradbench.strategy.base import Strategy
 from gradbench.tracking import disk
 
@@ -40,6 +44,9 @@ EVAL_BATCH = 64  # samples; the held-out loss does not depend on it
 
 ON_STOP = "GRADBENCH_ON_STOP"
 """What SIGTERM and SIGUSR2 are for: `save` where the scheduler sends them, else they cancel the attempt."""
+
+PATIENCE_S, _POLL_S = 5.0, 0.1
+"""How long a rank that misses another one waits for its last words, and how often it looks."""
 
 CODE = fingerprint()
 """Of the files that this process has imported, whatever becomes of them while its cells wait."""
@@ -52,32 +59,61 @@ def run_attempt(attempt: Path) -> Result:
 
     An attempt that has begun already goes on from its checkpoint; without one it begins again. Ordinary deaths (an
     exception, divergence, a refused allocation, SIGTERM) are returned, not raised.
+
+    Where several processes train the cell, each calls this. The first rank writes what they have found together, and
+    whoever fails alone what it failed of, unless another was first: the others may notice it by failing as well.
     """
-    progress = Progress(attempt)
+    progress, ranks = Progress(attempt), Ranks.mine()
     with progress.stoppable():
         try:
-            (attempt / disk.RESULT).unlink(missing_ok=True)  # how it stopped the last time is not how it ends
-            outcome, reason = _run(disk.load_config(attempt), progress)
+            if ranks.world == 1:
+                (attempt / disk.RESULT).unlink(missing_ok=True)  # how it stopped the last time is not how it ends
+            outcome, reason = _run(disk.load_config(attempt), progress, ranks)
+            together = True
         except BaseException as error:
             traceback.print_exc()
             outcome, reason = classify(error, progress.phase)
+            together = isinstance(error, Cancelled)
+            if has_lost_another(error):
+                _let_it_speak_first(attempt)
+        if ranks.world > 1:
+            progress.facts["rank"] = ranks.rank
         result = progress.result(outcome, reason)
-        disk.save_result(attempt, result)
-        if outcome is not Outcome.PREEMPTED:
-            resume.discard(attempt)
+        if ranks.first or not together:
+            _say(attempt, result, ranks)
+        if together:
+            ranks.wait()  # who leaves before the result is there has died
     return result
 
 
-def _run(config: Mapping[str, Any], progress: Progress) -> tuple[Outcome, str | None]:
+def _let_it_speak_first(attempt: Path) -> None:
+    """Give whoever is gone, or was to look after it, time to say why."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s and not (attempt / disk.RESULT).exists():
+        time.sleep(_POLL_S)
+
+
+def _say(attempt: Path, result: Result, ranks: Ranks) -> None:
+    """Write a result; of several ranks the first word stands, which `lost`, by a `status` elsewhere, never is."""
+    known = disk.load_result(attempt)
+    taken_for_dead = known is not None and known.outcome is Outcome.LOST
+    with contextlib.suppress(FileExistsError):
+        disk.save_result(attempt, result, replace=ranks.world == 1 or taken_for_dead)
+    if result.outcome is not Outcome.PREEMPTED:
+        resume.discard(attempt)
+
+
+def _run(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> tuple[Outcome, str | None]:
     for record, _ in disk.read_points(progress.attempt):
         progress.add(record)
-    training = _resume(config, progress) or _begin(config, progress)
+    ranks.meet()
+    training = _resume(config, progress, ranks) or _begin(config, progress, ranks)
     try:
-        _train(training, progress)
+        _train(training, progress, ranks)
     except Diverged as error:
         return Outcome.DIVERGED, str(error)
     if training.loop.done < training.loop.updates:
-        return _stop(training.loop, progress)
+        return _stop(training.loop, progress, ranks)
     return Outcome.OK, _unproven(progress.facts.get("gate"))
 
 
@@ -90,10 +126,10 @@ class _Training:
     timer: PhaseTimer
 
 
-def _begin(config: Mapping[str, Any], progress: Progress) -> _Training:
+def _begin(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> _Training:
     """Prove the cell, and set its training up."""
     progress.facts |= recipe()
-    cell = Cell(config)
+    cell = Cell(config, ranks)
     progress.updates = len(cell.sizes)
     progress.facts |= cell.facts()
     progress.phase = "gate"
@@ -104,20 +140,21 @@ def _begin(config: Mapping[str, Any], progress: Progress) -> _Training:
     if config["probe"]["audit"]:
         progress.phase = "audit"
         progress.memory = cell.audit()
-        disk.write_json(progress.attempt / disk.AUDIT, progress.memory)
+        if ranks.first:
+            disk.write_json(progress.attempt / disk.AUDIT, progress.memory)
     progress.phase = "attach"
     training = _Training(cell, *cell.loop())
     progress.facts["at_work"] = at_work(training.loop.model, cell.accelerator)
     return training
 
 
-def _resume(config: Mapping[str, Any], progress: Progress) -> _Training | None:
+def _resume(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> _Training | None:
     """Set the training up as it was when it was stopped; None, with the reason in the log, where that can't be."""
     try:
-        saved = resume.load(progress.attempt)
+        saved = _load(progress.attempt, ranks)
         if saved is None:
             return None
-        cell = Cell(config)
+        cell = Cell(config, ranks)
         training = _Training(cell, *cell.loop())
         saved.restore(training.loop, progress, recipe() | {"data_sha256": cell.data.sha256})
     except Exception:
@@ -129,13 +166,28 @@ def _resume(config: Mapping[str, Any], progress: Progress) -> _Training | None:
     return training
 
 
-def _stop(loop: Loop, progress: Progress) -> tuple[Outcome, str]:
+def _load(attempt: Path, ranks: Ranks) -> resume.Checkpoint | None:
+    """Return the checkpoint that all ranks have read; without one of them, none of them goes on from it."""
+    try:
+        saved = resume.load(attempt)
+    except Exception:
+        ranks.any(True)
+        raise
+    if ranks.any(saved is None):
+        return None
+    return saved
+
+
+def _stop(loop: Loop, progress: Progress, ranks: Ranks) -> tuple[Outcome, str]:
     """Save a training that was stopped between two updates, if whoever stopped it will start it again."""
     if os.environ.get(ON_STOP) != "save":
         raise Cancelled
     stopped = f"stopped by the scheduler after update {loop.done} of {loop.updates}"
+    rng = ranks.gather(RngState.now().state_dict())
+    if not ranks.first:
+        return Outcome.PREEMPTED, stopped
     try:
-        resume.save(progress.attempt, resume.Checkpoint.of(loop, progress))
+        resume.save(progress.attempt, resume.Checkpoint.of(loop, progress, rng))
     except Exception as error:  # a full disk, or a method whose state is not plain data
         traceback.print_exc()
         start = "the beginning" if loop.start is None else f"update {loop.start}"
@@ -150,25 +202,28 @@ def _unproven(report: GateReport | None) -> str | None:
     return report.reason
 
 
-def _train(training: _Training, progress: Progress) -> None:
-    spool, loop = disk.Spool(progress.attempt), training.loop
-    try:
-        for record in loop.run(training.cell.batches(start=loop.start or 0), lambda: progress.stop_asked):
-            if spool.append(record):
+def _train(training: _Training, progress: Progress, ranks: Ranks) -> None:
+    """Train to the end, or until some rank is asked to stop; the first one writes the points."""
+    loop, timer = training.loop, training.timer
+    with contextlib.closing(disk.Spool(progress.attempt)) if ranks.first else contextlib.nullcontext() as spool:
+        try:
+            for record in loop.run(
+                training.cell.batches(start=loop.start or 0), lambda: ranks.any(progress.stop_asked)
+            ):
+                if spool is not None:
+                    spool.append(record)
                 progress.add(record)
-    except BaseException:
-        progress.phase = training.timer.phase or "training"
-        raise
-    finally:
-        spool.close()
+        except BaseException:
+            progress.phase = timer.phase or "training"
+            raise
 
 
 class Cell:
     """The objects that a config names."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], ranks: Ranks = ALONE) -> None:
         """Load the data and construct the strategy and the factories; nothing random has happened yet."""
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.seed: int = config["seed"]
         train = config["train"]
         mixed = {"fp32": "no", "bf16": "bf16"}[config["precision"]]
@@ -187,35 +242,45 @@ class Cell:
         return model.to(self.device).train()
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
-        """Yield the effective batches of every update that follows the first `start` ones."""
-        return batches(self.data, self.sizes, self.seed, start=start)
+        """Yield this rank's share of the effective batches of every update that follows the first `start` ones."""
+        return batches(self.data, self.sizes, self.seed, start=start, rank=self.ranks.rank, world=self.ranks.world)
 
     @functools.cached_property
     def first_batch(self) -> Batch:
-        """The effective batch of the first update, on the host."""
-        return next(batches(self.data, self.sizes[:1], self.seed))
+        """This rank's share of the effective batch of the first update, on the host."""
+        return next(batches(self.data, self.sizes[:1], self.seed, rank=self.ranks.rank, world=self.ranks.world))
 
     def gate(self) -> GateReport:
         """Compare untimed updates with plain backprop's."""
         limit = self.config["gate"]["samples"]
+        limit = limit and max(1, limit // self.ranks.world)
         batch = {key: tensor[:limit] for key, tensor in self.first_batch.items()}
         # One without a schedule: it takes the batch, which may be cut down, for a whole window.
         strategy: Strategy = instantiate(self.config["strategy"])
         return check_gate(self.build, strategy, self.loss, self.accelerator, batch)
 
     def audit(self) -> MemoryRecord:
-        """Return the exact peak bytes of one un-timed update, by category."""
+        """Return the exact peak bytes of one un-timed update, by category, of this process with its share."""
         return audit(self.build, self.strategy, self.make_optimizer, self.loss, self.accelerator, self.first_batch)
 
     def loop(self) -> tuple[Loop, PhaseTimer]:
         """Return the training, its strategy attached to a model that nothing has touched, and its timer."""
         model, timer = self.build(), PhaseTimer(self.device)
         self.strategy.attach(model, self.make_optimizer, self.loss, self.accelerator, timer)
-        seed_everything(self.seed)
-        train = self.config["train"]
-        evaluation = Evaluation(list(held_out_batches(self.data, EVAL_BATCH)), train["eval_every"])
-        loop = Loop(model, self.strategy, self.loss, timer, evaluation, len(self.sizes), train["warmup"], self.device)
-        return loop, timer
+        seed_everything(self.seed if self.ranks.first else mix(self.seed, self.ranks.rank) % 2**32)  # dropout's masks
+        train, ranks = self.config["train"], self.ranks
+        held_out = list(held_out_batches(self.data, EVAL_BATCH, rank=ranks.rank, world=ranks.world))
+        return Loop(
+            model,
+            self.strategy,
+            self.loss,
+            timer,
+            Evaluation(held_out, train["eval_every"]),
+            len(self.sizes),
+            train["warmup"],
+            self.device,
+            ranks=ranks,
+        ), timer
 
     def facts(self) -> dict[str, Any]:
         """Return the recipe: hashes that are equal across the cells of one (model, seed), versions, flags, device."""
@@ -228,6 +293,7 @@ class Cell:
             "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "effective_batch": self.sizes[0],
             "samples_planned": sum(self.sizes),
+            "processes": self.ranks.world,
             "exact": self.strategy.exact,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
         }

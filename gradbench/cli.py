@@ -318,7 +318,7 @@ gradbench: which optimizer and which memory strategy should train this model on 
 
 Keys: seed, size, precision (fp32, bf16), train.updates, train.batch_size, train.eval_every, optimizer.lr,
 strategy.*, model.*, data.*, gate.*, probe.*, tracking.uri, tracking.experiment, launch.workers, launch.threads,
-resources.gpus/cpus/mem_gb/time_min, runs (the folder of results), rerun=all (finished cells too).
+resources.gpus/cpus/mem_gb/time_min/processes/nodes, runs (the folder of results), rerun=all (finished cells too).
 On SLURM: launch.wait/cells_per_job/throttle/resume_on_timeout/on_failure, hydra.launcher.partition/account/qos/...;
 hydra/launcher=local or =slurm forces one. Choices, also as optimizer=sgd,adam or optimizer='glob(ada*)' with -m:
 """

@@ -85,9 +85,11 @@ class Resources:
     """What one cell asks for; null means no limit on a local worker."""
 
     gpus: int = 1  # at most so many; a machine without a GPU runs on its CPU
-    cpus: int | None = None
-    mem_gb: float | None = None
+    cpus: int | None = None  # of all its processes together
+    mem_gb: float | None = None  # of all its processes together
     time_min: float | None = None
+    processes: int | None = None  # that train it together, data-parallel; null: one per GPU, else one
+    nodes: int = 1  # on SLURM; each has GPUs, cores, memory and processes as above
 
 
 @dataclass
@@ -136,9 +138,22 @@ def check(config: Mapping[str, Any]) -> None:
         if config["launch"][key] is not None:
             _at_least(f"launch.{key}", config["launch"][key], 1)
     for key, value in config["resources"].items():
-        if value is not None and value < 0:
-            raise UserError(f"resources.{key}={value}: must not be negative")
+        if value is not None and (value < 0 or (value == 0 and key != "gpus")):
+            raise UserError(f"resources.{key}={value:g}: must be more than 0" + " or 0" * (key == "gpus"))
+    check_processes(config)
     _learning_rate(config["optimizer"])
+
+
+def check_processes(config: Mapping[str, Any]) -> None:
+    """Raise `UserError` where the processes that train a cell can't share its batches out evenly."""
+    asked, batch_size = {**vars(Resources()), **config["resources"]}, config["train"]["batch_size"]
+    key = "gpus" if asked["processes"] is None else "processes"
+    words = [f"resources.{name}={asked[name]}" for name in ("nodes", key) if asked[name] != 1]
+    if key == "processes":
+        _at_least("resources.processes", asked["processes"], 1)
+    _at_least("resources.nodes", asked["nodes"], 1)
+    if batch_size % (asked["nodes"] * max(1, asked[key])):
+        raise UserError(f"train.batch_size={batch_size}: not divisible by {' x '.join(words)}")
 
 
 def _learning_rate(optimizer: Mapping[str, Any]) -> None:

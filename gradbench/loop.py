@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradbench.probe.timer import FinishedStep, PhaseTimer
+from gradbench.ranks import ALONE, Ranks
 from gradbench.record import Batch, EvalRecord, Loss, StepRecord, UpdateRecord
 from gradbench.strategy.base import Strategy
 
@@ -26,7 +27,7 @@ class Diverged(Exception):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The held-out set and when to look at it."""
+    """The held-out set, or a rank's share of it, and when to look at it."""
 
     batches: list[Batch]
     every: int  # updates
@@ -60,6 +61,7 @@ class Loop:
     warmup: int  # updates of each process
     device: torch.device
     start: int | None = None  # the update after which another process stopped; None: this one begins
+    ranks: Ranks = ALONE  # all of them run this loop, each with its share of the batches
     done: int = field(default=0, init=False)  # updates
 
     @property
@@ -146,8 +148,9 @@ class Loop:
                 tokens += self.loss.count(batch)
                 samples += len(batch["labels"])
         self.model.train()
+        loss, live, seen = self.ranks.sum(float(total), tokens, samples)
         seconds = time.perf_counter() - start
-        return EvalRecord(update, time.time(), float(total) / tokens, samples, tokens, seconds)
+        return EvalRecord(update, time.time(), loss / live, int(seen), int(live), seconds)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

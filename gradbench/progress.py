@@ -31,10 +31,11 @@ class Progress:
     stop_asked: bool = False
 
     def add(self, record: StepRecord | EvalRecord) -> None:
-        """Take a point that is on disk."""
+        """Take a point; one that is known already stands, when an attempt starts again."""
         if isinstance(record, StepRecord):
-            self.steps.append(record)
-        else:
+            if not self.steps or record.update > self.steps[-1].update:
+                self.steps.append(record)
+        elif not self.evaluations or record.update > self.evaluations[-1].update:
             self.evaluations.append(record)
 
     def result(self, outcome: Outcome, reason: str | None) -> Result:

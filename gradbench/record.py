@@ -165,3 +165,8 @@ class Result:
     host: str
     metrics: Mapping[str, float] = field(default_factory=dict)  # final/...; what was not measured is absent
     facts: Mapping[str, Any] = field(default_factory=dict)  # hashes, gate, versions, flags
+
+    @property
+    def returns(self) -> bool:
+        """Whether the scheduler is to bring the attempt back: it was preempted, and not for good."""
+        return self.outcome is Outcome.PREEMPTED and bool(self.facts.get("requeued", True))

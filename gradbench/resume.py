@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,19 @@ class Checkpoint:
     update: int  # the last that was done
     model: Mapping[str, Tensor]
     strategy: Mapping[str, Any]
-    rng: Mapping[str, Any]
+    rng: Sequence[Mapping[str, Any]]  # of every rank
     facts: Mapping[str, Any]
     memory: Mapping[str, int] | None
     started_unix_s: float
 
     @classmethod
-    def of(cls, loop: Loop, progress: Progress) -> Checkpoint:
-        """Return the present state; it shares the training's tensors."""
+    def of(cls, loop: Loop, progress: Progress, rng: Sequence[Mapping[str, Any]]) -> Checkpoint:
+        """Return the present state, which shares the training's tensors; all but `rng` is the same on every rank."""
         return cls(
             update=loop.done,
             model=loop.model.state_dict(),
             strategy=loop.strategy.state_dict(),
-            rng=RngState.now().state_dict(),
+            rng=rng,
             facts=disk.encode(progress.facts),
             memory=None if progress.memory is None else dataclasses.asdict(progress.memory),
             started_unix_s=progress.started_unix_s,
@@ -63,13 +63,15 @@ class Checkpoint:
         told, memory = self._facts(facts), None if self.memory is None else MemoryRecord(**self.memory)
         loop.model.load_state_dict(self.model)
         loop.strategy.load_state_dict(self.strategy)
-        RngState.of(self.rng).restore()
+        RngState.of(self.rng[loop.ranks.rank]).restore()
         loop.start = self.update
         progress.facts, progress.memory, progress.started_unix_s = told, memory, self.started_unix_s
 
     def _require_fit(self, loop: Loop, progress: Progress, facts: Mapping[str, Any]) -> None:
         if facts["data_sha256"] != self.facts["data_sha256"]:
             raise Unfit("the data has changed since")
+        if len(self.rng) != loop.ranks.world:
+            raise Unfit(f"{len(self.rng)} processes made it, {loop.ranks.world} would continue it")
         if self.update > loop.updates:
             raise Unfit(f"it has {self.update} updates, the training {loop.updates}")
         missing = set(range(1, self.update + 1)) - {step.update for step in progress.steps}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gradbench.config import CONF, SCIENCE, Frame, UserError, cell_id, check, science
+from gradbench.config import CONF, SCIENCE, Frame, UserError, cell_id, check, check_processes, science
 from gradbench.sweep.compose import Composer
 
 
@@ -41,6 +41,33 @@ def test_a_learning_rate_is_a_number(config, value):
 def test_a_learning_rate_is_positive_and_finite(config, value):
     with pytest.raises(UserError, match=r"^optimizer.lr=.*: must be positive and finite$"):
         check({**config, "optimizer": {"lr": value}})
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "asked", "said"),
+    [
+        (10, {"processes": 4}, "train.batch_size=10: not divisible by resources.processes=4"),
+        (10, {"gpus": 4}, "train.batch_size=10: not divisible by resources.gpus=4"),
+        (9, {"nodes": 2, "gpus": 3}, "train.batch_size=9: not divisible by resources.nodes=2 x resources.gpus=3"),
+        (8, {"processes": 0}, "resources.processes=0: must be more than 0"),
+        (8, {"processes": 2, "nodes": 0}, "resources.nodes=0: must be more than 0"),
+    ],
+)  # fmt: skip
+def test_processes_that_cannot_share_a_batch_are_refused_in_one_line(config, batch_size, asked, said):
+    train, resources = {**config["train"], "batch_size": batch_size}, {**config["resources"], **asked}
+    with pytest.raises(UserError) as error:
+        check({**config, "train": train, "resources": resources})
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize("asked", [{"processes": 4}, {"gpus": 8}, {"gpus": 0}, {"gpus": 3, "processes": 1}])
+def test_processes_that_can_are_taken(config, asked):
+    train = {**config["train"], "batch_size": 8}
+    check({**config, "train": train, "resources": {**config["resources"], **asked}})
+
+
+def test_a_cell_of_before_there_were_several_processes_has_one(config):
+    check_processes({"train": config["train"], "resources": {"gpus": 1, "cpus": None}})
 
 
 def test_an_id_is_twelve_hex_digits_and_depends_on_every_scientific_value(config):

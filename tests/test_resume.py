@@ -248,7 +248,7 @@ def test_a_checkpoint_that_cannot_be_renewed_stays(attempt_of, stop_after, monke
     stop_after(attempt, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        patch.setattr(disk, "save_result", lambda *_: None)
+        patch.setattr(disk, "save_result", lambda *_, **__: None)
         result = stop_after(attempt, 3)
     assert result.reason.endswith("No space left on device), starts again from update 1")
     assert run_attempt(attempt).facts["resumed_at"] == [1]

@@ -43,9 +43,12 @@ def batches(
     return iter(loader)
 
 
-def held_out_batches(data: Data, batch_size: int) -> Iterator[Batch]:
-    """Yield the whole held-out split in its own order; what is random about a sample is seeded by its index."""
-    for first in range(0, len(data.held_out), batch_size):
+def held_out_batches(data: Data, batch_size: int, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    """Yield this rank's share of the held-out split, every `world`-th batch, in its own order.
+
+    What is random about a sample is seeded by its index.
+    """
+    for first in range(rank * batch_size, len(data.held_out), world * batch_size):
         indices = range(first, min(first + batch_size, len(data.held_out)))
         yield data.collate([data.held_out.sample(index, draw=index) for index in indices])
 

@@ -6,6 +6,7 @@ A row is known by the content of one of its columns, a text or a picture. No con
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _AT_ONCE = 1000  # rows
+
+
+class NotInstalled(ValueError):
+    """The extra `hub` is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def divide(source: Source, key: str, column: str) -> tuple[Rows, Rows]:
     Raises ValueError, in one line, when the data set can't be had or lacks what `source` names.
     """
     require_some(source.held_out)
-    parts = _load(source)
+    parts = load(source)
     train = _rows(_part(parts, "train_split", source.train_split), key, column)
     if source.held_out_split is None:
         held = hold_out(train.digests, source.held_out)
@@ -84,13 +89,26 @@ def divide(source: Source, key: str, column: str) -> tuple[Rows, Rows]:
     return train, other.select(evenly(new, source.held_out))
 
 
-def _load(source: Source) -> dict[str, Dataset]:
-    """Return every split of a data set."""
-    costly()
+def is_cached(source: Source) -> bool:
+    """Tell whether a data set of the hub can be read without a network."""
+    config = _library(source).config
+    before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
     try:
-        import datasets  # an extra, and slow: only a cell of this size needs it
-    except ImportError:
-        raise ValueError(f"data.name={source.name}: needs `datasets`; pip install 'gradbench[hub]'") from None
+        load(source)
+    except ValueError:
+        return False
+    finally:
+        config.HF_HUB_OFFLINE = before
+    return True
+
+
+def load(source: Source) -> dict[str, Dataset]:
+    """Return every split of a data set.
+
+    Raises ValueError, in one line, when it can't be had.
+    """
+    costly()
+    datasets = _library(source)
     what = f"data.name={source.name}" if source.folder is None else f"data.folder={source.folder}"
     try:
         if source.folder is None:
@@ -102,6 +120,18 @@ def _load(source: Source) -> dict[str, Dataset]:
         hint = "; data.folder=... reads a local copy" if source.folder is None else ""
         raise ValueError(f"{what}: {reason}{hint}") from None
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+
+
+def _library(source: Source) -> Any:
+    """Return `datasets`, silent but for its errors where nobody looks."""
+    try:
+        import datasets  # an extra, and slow: only a cell of this size needs it
+    except ImportError:
+        raise NotInstalled(f"data.name={source.name}: needs `datasets`; pip install 'gradbench[hub]'") from None
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    return datasets
 
 
 def _read(folder: Path) -> Any:

@@ -6,18 +6,23 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
+
+PATIENCE_S = 1800.0
+"""How long to wait for another builder. It may be suspended, or its node gone, which not every disk notices."""
+_POLL_S = 0.1
 
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
@@ -114,9 +119,20 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel releases when its holder dies, however it dies."""
+    """Hold a lock that the kernel releases when its holder dies, however it dies, or go on without it in the end."""
+    deadline_s = time.monotonic() + PATIENCE_S
     with path.open("ab") as file:
         # Some cluster file systems refuse locks. Then several may build, and the last rename wins: slower, never wrong.
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _is_taken(file) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
         yield
+
+
+def _is_taken(file: BinaryIO) -> bool:
+    """Try to take a lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

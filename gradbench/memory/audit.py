@@ -2,7 +2,9 @@
 
 Every tensor that an operation makes is followed from its birth to its release, on a CPU and a GPU alike (a GPU's are
 rounded up to the 512 bytes that its allocator hands out). Not seen: workspaces inside one operation, fragmentation of
-the allocator, the CUDA context, and what a strategy keeps for itself outside model and optimizers.
+the allocator, the CUDA context, and what a strategy keeps for itself outside model and optimizers. Where several
+processes train a cell together, the bytes are those of one, with its share of the batch and DistributedDataParallel's
+buckets, which hold every gradient once more.
 """
 
 from __future__ import annotations
@@ -61,4 +63,4 @@ def _late_update(
     tracker.follow(model, strategy.optimizers, batch)
     with tracker:
         strategy.update(batch)
-    return tracker.record(accelerator.device)
+    return tracker.record(batch["labels"].device)  # Accelerate numbers even a CPU where it has several processes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradbench.config import UserError
@@ -20,10 +22,9 @@ def cancel(sweep: Path) -> str:
     Raises:
         UserError: it can't be done from here.
     """
-    content = folder.load(sweep)
-    if content["launcher"] == "slurm":
+    driver = folder.load(sweep)["driver"]
+    if (sweep / arrays.FOLDER).exists():
         return _cancel_jobs(sweep)
-    driver = content["driver"]
     alive = disk.is_alive(driver)
     if alive is None:
         raise UserError(f"{sweep.name}: its cells run on {driver['host']}; cancel it there")
@@ -34,16 +35,24 @@ def cancel(sweep: Path) -> str:
 
 
 def _cancel_jobs(sweep: Path) -> str:
-    """Cancel whole arrays: tasks that SLURM has not listed yet are in them as well."""
-    cells = standing.of_cells(sweep, Scheduler())
-    open_jobs = {each.job.partition("_")[0] for each in cells.values() if each.job and each.result is None}
-    wanted = [array.job for array in arrays.of_sweep(sweep) if array.job in open_jobs]
+    """Cancel whole arrays: tasks that SLURM has not listed yet are in them as well; a driver submits no more."""
+    with contextlib.suppress(OSError):  # a full disk must not keep the jobs going
+        (sweep / arrays.FOLDER / arrays.CANCELLED).touch()
+    cells = [each for each in standing.of_cells(sweep, Scheduler()).values() if each.result is None]
+    wanted = sorted({each.job.partition("_")[0] for each in cells if each.job is not None}, key=int)
+    if wanted:
+        _scancel(sweep, wanted)
+    if unknown := sum(each.job is None for each in cells):
+        raise UserError(
+            f"{sweep.name}: it is not known yet whether SLURM has {unknown} of its cells; cancel it again in a minute"
+        )
     if not wanted:
         return f"{sweep.name}: nothing runs any more"
+    return f"{sweep.name}: cancelled {', '.join(wanted)}; gradbench status {sweep.name} shows what became of it"
+
+
+def _scancel(sweep: Path, jobs: Sequence[str]) -> None:
     try:
-        command.run("scancel", *map(str, wanted))
+        command.run("scancel", *jobs)
     except SlurmError as error:
         raise UserError(f"{sweep.name}: {error}") from error
-    return (
-        f"{sweep.name}: cancelled {', '.join(map(str, wanted))}; gradbench status {sweep.name} shows what became of it"
-    )

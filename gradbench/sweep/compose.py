@@ -92,9 +92,21 @@ class Composer:
             words = [f"{LAUNCHER}={launcher}", *sweeper, *words]
             composed = self._loader.load_configuration("config", words, RunMode.RUN)
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(one_line(error)) from error
+            raise UserError(self._about_hydra(words, error)) from error
         hydra: DictConfig = composed.hydra
         return hydra
+
+    def _about_hydra(self, words: Sequence[str], error: BaseException) -> str:
+        """Return one line about what is wrong with Hydra's own keys; `words` begin with the launcher."""
+        keys = [word.split("=")[0].lstrip("+") for word in words[1:]]
+        node: Any = self._loader.load_configuration("config", [words[0], SWEEPER], RunMode.RUN).hydra.launcher
+        for key in keys:
+            name = key.removeprefix("hydra.launcher.")
+            if name != key and name.split(".")[0] not in node:
+                near = difflib.get_close_matches(name, list(node), n=1)
+                guess = f"; did you mean {near[0]}?" if near else ""
+                return f"{key}: no such key of {words[0]}{guess}"
+        return one_line(error)
 
     def is_group(self, key: str) -> bool:
         """Tell whether `key` names a config group."""

@@ -35,6 +35,7 @@ class Death:
     signal: int | None = None
     exit_code: int | None = None
     oom_killed: bool = False  # the kernel killed somebody for memory meanwhile
+    rank: int = 0  # of the process, where several train the cell
 
 
 def explain(death: Death, last_line: str = "") -> Verdict:
@@ -68,13 +69,14 @@ def _spoken(number: int) -> str:
 def settle(attempt: Path, death: Death, verdict: Verdict | None = None) -> Result:
     """Return the result of an attempt whose process is gone, and write it where the process did not.
 
-    What the process wrote stands, however it died afterwards. `verdict` is the word of whoever killed it: it goes
+    What the process wrote stands, however it died afterwards; of several processes, `death` is the first one's that
+    died. `verdict` is the word of whoever killed it: it goes
     before what the death looks like, and before the process's own "I was stopped", which does not know why. That it
     was preempted it does know, and what it has saved.
     """
     written = _own_result(attempt)
     if written is None:
-        result = posthumous(attempt, *(verdict or explain(death, last_line(attempt / disk.LOG))))
+        result = posthumous(attempt, *(verdict or _explained(attempt, death)))
     elif verdict and written.outcome in _STOPPED and {written.outcome, verdict[0]} != {Outcome.PREEMPTED}:
         result = dataclasses.replace(written, outcome=verdict[0], reason=verdict[1])
     else:
@@ -85,6 +87,12 @@ def settle(attempt: Path, death: Death, verdict: Verdict | None = None) -> Resul
         reason = f"{result.reason} (its result could not be written: {error.strerror or error})"
         return dataclasses.replace(result, reason=reason)
     return result
+
+
+def _explained(attempt: Path, death: Death) -> Verdict:
+    """Return what the death of one of an attempt's processes stands for, with the last words of its log."""
+    outcome, reason = explain(death, last_line(attempt / disk.log_of_rank(death.rank)))
+    return outcome, f"rank {death.rank} {reason}" if death.rank else reason
 
 
 def has_result(attempt: Path) -> bool:

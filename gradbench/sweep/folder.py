@@ -87,6 +87,12 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
     }
 
 
+def may_be_live(sweep: Path) -> bool:
+    """Tell whether some cell of a sweep may still run: jobs of a cluster outlive their driver."""
+    content = load(sweep)
+    return bool(content.get("launcher") == "slurm" or disk.is_alive(content["driver"]))
+
+
 def discard(sweep: Path) -> None:
     """Remove the folder of a sweep of which nothing has started."""
     shutil.rmtree(sweep, ignore_errors=True)

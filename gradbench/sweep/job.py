@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,14 @@ class Launcher(Protocol):
 
     def warm(self, configs: Iterable[Mapping[str, Any]]) -> AbstractContextManager[Any]:
         """Start what takes long and needs no folder yet; what is yielded goes to `run`."""
+        ...
+
+    def provide(self, configs: Iterable[Mapping[str, Any]], say: Callable[[str], object]) -> None:
+        """Bring here what cells of these configs want and can't get where they run; `say` what takes long.
+
+        Raises:
+            UserError: it can't be had.
+        """
         ...
 
     def preview(self, jobs: Sequence[Job]) -> list[str]:

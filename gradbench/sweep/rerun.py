@@ -10,11 +10,11 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from gradbench.config import UserError
+from gradbench.config import UserError, check_processes
 from gradbench.record import CellSpec
 from gradbench.sweep import folder, status, table
 from gradbench.sweep.drift import code_note
-from gradbench.sweep.run import drive, job_of, launcher_of
+from gradbench.sweep.run import drive, job_of, launcher_of, printer
 from gradbench.sweep.status import CellStatus
 from gradbench.tracking import disk
 
@@ -35,12 +35,15 @@ def rerun(
     """Run the next attempt of the named cells of a sweep; return their status and the exit code."""
     chosen = _choose(sweep, names, failed=failed)
     if not chosen:
-        console.print(f"{sweep.name}: every cell has a result; nothing to rerun")
+        console.print(f"{sweep.name}: nothing to rerun; {table.counts(status.of_sweep(sweep))}")
         return [], 0
     asked = _asked(changes, settings)
     specs = [_changed(_spec(sweep, cell), asked) for cell in chosen]
+    for spec in specs:
+        check_processes(spec.config)
     jobs = [job_of(sweep, spec) for spec in specs]
     launcher = launcher_of(specs[0].config, hydra, asked)
+    launcher.provide([spec.config for spec in specs], printer(console))
     launcher.begin(jobs)
     folder.take_over(sweep)
     console.print(f"sweep {sweep.name}: the next attempt of {table.how_many(len(jobs))}")

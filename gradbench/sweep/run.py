@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,14 @@ def run(
     """Run what is not finished of `cells` as a new sweep, print the table of all, and return the exit code."""
     config = cells[0].config
     runs = Path(config["runs"])
-    done = {} if config["rerun"] == "all" else folder.finished(runs, cells)
-    for note in notes:
+    again = config["rerun"] == "all"
+    done = {} if again else folder.finished(runs, cells)
+    busy = {} if again else status.on_their_way(runs, {cell.id for cell in cells} - done.keys())
+    for note in (*notes, *_left_out(busy)):
         console.print(note, soft_wrap=True, markup=False)
+    cells = [cell for cell in cells if cell.id not in busy]
+    if not cells:
+        return NO_RESULT
     todo = [cell for cell in cells if cell.id not in done]
     if not todo:
         return _nothing_to_run(console, cells, [], done)
@@ -43,6 +50,7 @@ def run(
             return _nothing_to_run(console, cells, todo, done)
         vetted = {cell.id: cell for cell in todo}
         cells = [vetted.get(cell.id, cell) for cell in cells]
+        launcher.provide([cell.config for cell in todo if cell.skip is None], printer(console))
         sweep = folder.create(runs, folder.Order(tuple(command), launcher.name, _tracking(config)), cells, done)
         jobs = [job_of(sweep, cell) for cell in todo if cell.skip is None]
         try:
@@ -52,6 +60,14 @@ def run(
             raise
         _announce(console, sweep, cells, done)
         return drive(console, sweep, jobs, launcher, warm)[1]
+
+
+def _left_out(busy: Mapping[str, str]) -> list[str]:
+    """Say which cells another sweep is going to finish."""
+    return [
+        f"{table.how_many(number)} left out: running or queued in sweep {sweep} (rerun=all runs them all the same)"
+        for sweep, number in Counter(busy.values()).items()
+    ]
 
 
 def _tracking(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +84,11 @@ def _vetted(cells: Sequence[CellSpec], console: Console) -> list[CellSpec]:
     for remark in remarks:
         console.print(remark, soft_wrap=True, markup=False)
     return vetted
+
+
+def printer(console: Console) -> Callable[[str], None]:
+    """Return what prints a line as it is."""
+    return partial(console.print, soft_wrap=True, markup=False)
 
 
 def job_of(sweep: Path, cell: CellSpec) -> Job:
@@ -141,7 +162,7 @@ def drive(
         for line in launcher.farewell(sweep):
             console.print(line, soft_wrap=True, markup=False)
         console.print(summary(sweep), soft_wrap=True, markup=False)
-        return cells, _exit_code(cells, stop) if launcher.waits else 0
+        return cells, _exit_code(cells, stop, waits=launcher.waits)
 
 
 def _uploader(sweep: Path, launcher: Launcher) -> AbstractContextManager[object]:
@@ -149,7 +170,8 @@ def _uploader(sweep: Path, launcher: Launcher) -> AbstractContextManager[object]
     return Uploader(sweep) if launcher.waits else nullcontext()
 
 
-def _exit_code(cells: Sequence[CellStatus], stop: Stop) -> int:
+def _exit_code(cells: Sequence[CellStatus], stop: Stop, *, waits: bool) -> int:
+    """Return 0 when every cell has a result or, where nobody waits for one, may still get it."""
     if stop.level:
         return INTERRUPTED
-    return 0 if all(cell.outcome is not None and cell.outcome.final for cell in cells) else NO_RESULT
+    return 0 if all(not waits if cell.outcome is None else cell.outcome.final for cell in cells) else NO_RESULT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,11 @@ def of_sweep(
     """Return the status of every cell, those that turn out to be dead given their outcome on disk.
 
     `told` are results that its driver has heard of: they count where a full disk could not hold them. A `scheduler`
-    that is kept between two calls is asked less often.
+    is one that will be asked again, and may leave open today what it will know then.
     """
     content = folder.load(sweep)
     driver_alive = disk.is_alive(content["driver"])
-    promised = standing.of_cells(sweep, scheduler or Scheduler()) if content["launcher"] == "slurm" else {}
+    promised = standing.of_cells(sweep, scheduler)
     cells = [_of_cell(sweep, brief, driver_alive, promised.get(brief["id"])) for brief in content["cells"]]
     return [_as_told(sweep, cell, (told or {}).get(cell.id)) for cell in cells]
 
@@ -70,6 +70,16 @@ def _as_told(sweep: Path, cell: CellStatus, result: Result | None) -> CellStatus
     return dataclasses.replace(
         cell, outcome=result.outcome, state="ended", reason=result.reason, rerun=rerun_command(sweep, cell.id)
     )
+
+
+def on_their_way(runs: Path, wanted: Collection[str]) -> dict[str, str]:
+    """Return which of the wanted cells run or wait in a sweep of the runs folder, and in which."""
+    found: dict[str, str] = {}
+    for sweep in folder.all_sweeps(runs) if wanted else ():
+        there = {path.name for path in sweep.iterdir()}.intersection(wanted)
+        if there and folder.may_be_live(sweep):
+            found |= {cell.id: sweep.name for cell in of_sweep(sweep) if cell.id in there and cell.outcome is None}
+    return found
 
 
 def tracking_is_behind(sweep: Path) -> bool:
@@ -90,14 +100,20 @@ def _has_unsent_end(attempt: Path) -> bool:
 
 
 def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:
-    """Return the contract of `status --json`: one document."""
-    document = {"sweep": sweep, "cells": [dataclasses.asdict(cell) for cell in cells]}
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    """Return the contract of `status --json`: one document, a line for each cell."""
+    lines = [json.dumps(vars(cell), ensure_ascii=False, allow_nan=False) for cell in cells]
+    return f'{{"sweep": {json.dumps(sweep)}, "cells": [\n' + ",\n".join(lines) + "\n]}"
 
 
 def _of_cell(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None, promised: Standing | None) -> CellStatus:
-    cell = _of_standing(sweep, brief, promised) if promised else _found(sweep, brief, driver_alive)
+    newest = promised is not None and not _is_outdated(promised.attempt)
+    cell = _of_standing(sweep, brief, promised) if promised and newest else _found(sweep, brief, driver_alive)
     return cell if cell.updates is not None else dataclasses.replace(cell, updates=brief.get("updates"))
+
+
+def _is_outdated(attempt: Path) -> bool:
+    """Tell whether a later attempt was made without SLURM."""
+    return (attempt.parent / str(int(attempt.name) + 1)).exists()
 
 
 def _of_standing(sweep: Path, brief: Mapping[str, Any], promised: Standing) -> CellStatus:
@@ -105,18 +121,22 @@ def _of_standing(sweep: Path, brief: Mapping[str, Any], promised: Standing) -> C
     who = {"id": brief["id"], "name": brief["name"], "axes": brief["axes"]}
     if promised.result is not None:
         return dataclasses.replace(_ended(sweep, who, promised.attempt, promised.result), job=promised.job)
-    seen, state = promised.seen, disk.read_json(promised.attempt / disk.STATE) or {}
+    seen, state = promised.seen, promised.state or {}
     return CellStatus(
         **who,
         attempt=int(promised.attempt.name),
         outcome=None,
         state=standing.word(promised),
-        reason=seen.reason if seen else "it is not known whether its job was submitted",
+        reason=seen.reason if seen else _unseen(promised.job),
         host=seen.node if seen else None,
         job=promised.job,
-        updates_done=disk.last_update(promised.attempt),
+        updates_done=disk.last_update(promised.attempt) if state else 0,
         started=state.get("started_unix_s") or (seen.started_unix_s if seen else None),
     )
+
+
+def _unseen(job: str | None) -> str:
+    return f"SLURM says nothing of job {job}" if job else "it is not known whether its job was submitted"
 
 
 def _found(sweep: Path, brief: Mapping[str, Any], driver_alive: bool | None) -> CellStatus:
@@ -169,7 +189,7 @@ def _ended(sweep: Path, who: Mapping[str, Any], attempt: Path, result: Result) -
         outcome=result.outcome,
         state="ended",
         reason=result.reason,
-        host=result.host,
+        host=result.host or None,
         updates_done=result.updates_done,
         updates=result.updates,
         started=result.started_unix_s,

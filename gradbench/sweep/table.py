@@ -23,13 +23,18 @@ STYLES = {
 }
 MANY = 5
 """So many cells without a result for one reason are told of once."""
+LONG = 500
+"""A table of more rows is set as plain text: rich takes a millisecond for each."""
 COLUMNS = ("cell", "outcome", "eval loss", "peak memory", "step time")
 LIVE_COLUMNS = ("node", "elapsed")
 
 
 def show(console: Console, cells: Sequence[CellStatus], title: str | None = None) -> None:
     """Print the table, then the reasons and the rerun commands."""
-    console.print(table(cells, title))
+    if len(cells) > LONG:
+        console.out(plain(cells), highlight=False)
+    else:
+        console.print(table(cells, title))
     console.print(counts(cells))
     for reason, number in Counter(cell.reason for cell in cells if cell.outcome is Outcome.OK and cell.reason).items():
         console.print(f"{how_many(number)} ok, but {reason}", soft_wrap=True, highlight=False, markup=False)
@@ -44,12 +49,26 @@ def table(cells: Sequence[CellStatus], title: str | None = None) -> Table:
     """Return one row a cell."""
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column(COLUMNS[0], overflow="fold")
-    live = any(cell.outcome is None and cell.host for cell in cells)
+    live = _is_live(cells)
     for column in (*COLUMNS[1:], *(LIVE_COLUMNS if live else ())):
         made.add_column(column, justify="left" if column == "outcome" else "right", no_wrap=True)
     for cell in cells:
         made.add_row(cell.name, word(cell), *numbers(cell), *(place(cell) if live else ()))
     return made
+
+
+def plain(cells: Sequence[CellStatus]) -> str:
+    """Return the same rows without colours, as wide as they are."""
+    live = _is_live(cells)
+    rows = [(*COLUMNS, *(LIVE_COLUMNS if live else ()))]
+    rows += [(cell.name, word(cell).plain, *numbers(cell), *(place(cell) if live else ())) for cell in cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
+    return "\n".join("  ".join(side(*cell) for side, *cell in zip(sides, row, widths, strict=True)) for row in rows)
+
+
+def _is_live(cells: Sequence[CellStatus]) -> bool:
+    return any(cell.outcome is None and cell.host for cell in cells)
 
 
 def word(cell: CellStatus) -> Text:
@@ -95,9 +114,9 @@ def in_seconds(value: float) -> str:
     return f"{number:.{decimals}f} {unit}"
 
 
-def how_many(cells: int) -> str:
-    """Return a number of cells in words."""
-    return "1 cell" if cells == 1 else f"{cells} cells"
+def how_many(number: int, what: str = "cell") -> str:
+    """Return a number of things in words."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def counts(cells: Sequence[CellStatus]) -> str:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from gradbench.sweep import status, table
 from gradbench.sweep.slurm.scheduler import Scheduler
+from gradbench.sweep.status import CellStatus
 
 REFRESH_S = 2.0
+FRAME = 8  # lines beside the rows
 
 
 def show(sweep: Path, console: Console, *, live: bool) -> None:
-    """Print a sweep's cells; with `live`, again and again until every cell has ended."""
+    """Print a sweep's cells; with `live`, after having shown them again and again until every cell has ended."""
+    if live:
+        _follow(sweep, console)
+    table.show(console, status.of_sweep(sweep), title=sweep.name)
+
+
+def _follow(sweep: Path, console: Console) -> None:
     scheduler = Scheduler()  # kept: it remembers what it asked
     cells = status.of_sweep(sweep, scheduler=scheduler)
-    if live:
-        with Live(table.table(cells, sweep.name), console=console, auto_refresh=False) as screen:
-            while any(cell.outcome is None for cell in cells):
-                time.sleep(REFRESH_S)
-                cells = status.of_sweep(sweep, scheduler=scheduler)
-                screen.update(table.table(cells, sweep.name), refresh=True)
-        console.print(table.counts(cells))
-        return
-    table.show(console, cells, title=sweep.name)
+    with Live(screen(cells, sweep.name, console.height), console=console, auto_refresh=False, transient=True) as shown:
+        while any(cell.outcome is None for cell in cells):
+            time.sleep(REFRESH_S)
+            cells = status.of_sweep(sweep, scheduler=scheduler)
+            shown.update(screen(cells, sweep.name, console.height), refresh=True)
+
+
+def screen(cells: Sequence[CellStatus], title: str, height: int) -> RenderableType:
+    """Return as many rows as fit, those that run first where not all do, and the counts of all."""
+    rows = max(1, height - FRAME)
+    if len(cells) > rows:
+        cells_first = sorted(cells, key=lambda cell: (cell.outcome is not None, cell.started is None))
+        return Group(table.table(cells_first[:rows], title), table.counts(cells))
+    return Group(table.table(cells, title), table.counts(cells))

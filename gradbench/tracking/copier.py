@@ -6,37 +6,22 @@ spool's offset is remembered only after the store's answer; and a run is looked 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradbench.record import EvalRecord, Outcome, Result, StepRecord
+from gradbench.record import EvalRecord, Result, StepRecord
 from gradbench.tracking import confirmed, disk, mapping
 from gradbench.tracking.confirmed import DELETED, Confirmed
 from gradbench.tracking.mapping import Point
 from gradbench.tracking.store import METRICS_PER_BATCH, Found, Refused, Store, Unavailable
 
 UPLOADS = (disk.CONFIG, disk.AUDIT, disk.LOG, disk.RESULT)
-LOCK = ".mlflow.lock"
 
 Connect = Callable[[Path, Mapping[str, Any]], Store]
 """From a sweep's folder and its sweep.json to the store that it names."""
-
-
-@contextlib.contextmanager
-def exclusive(sweep: Path) -> Iterator[bool]:
-    """Hold a sweep's copy for this process; False where another process has it."""
-    with (sweep / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 class Copier:
@@ -178,8 +163,9 @@ class Copier:
         result = disk.load_result(attempt)
         if result is None:
             return
-        store, run, status = self._open_store, known.run_id, mapping.status(result.outcome)
-        store.log(run, mapping.final_points(result))
+        store, run, status = self._open_store, known.run_id, mapping.status(result)
+        if not result.returns:  # final values of a part would stand beside those of the whole
+            store.log(run, mapping.final_points(result))
         store.set_tags(run, mapping.result_tags(result, again=known.result_ns is not None))
         for name in UPLOADS:
             if (attempt / name).exists():
@@ -201,7 +187,7 @@ class Copier:
         store, content = self._open_store, disk.load_sweep(self.sweep)
         results = [self._last_result(brief) for brief in content["cells"] if _ran_here(self.sweep, brief)]
         finished = all(result is not None and result.outcome.final for result in results)
-        ended = all(result is not None and result.outcome is not Outcome.PREEMPTED for result in results)
+        ended = all(result is not None and not result.returns for result in results)
         if content.get("launcher") != "slurm":
             ended = ended or over or disk.is_alive(content["driver"]) is False
         if not ended:

@@ -5,6 +5,7 @@
 <runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt result.json
                                              mlflow.json (how much of it the tracking store has confirmed)
                                              checkpoint.pt (of one that the scheduler stopped, until it has ended)
+                                             log.rank1.txt ... (where several processes train it)
 """
 
 from __future__ import annotations
@@ -35,19 +36,24 @@ JOB_VARIABLE = "GRADBENCH_JOB"
 _SAME_START_S = 0.5  # another process that got the same number started later
 
 
-def write_json(path: Path, content: Any, *, replace: bool = True) -> None:
-    """Write `content` so that `path` holds all of it or what it held before; see `_write` for `replace`."""
-    _write(path, json.dumps(encode(content), ensure_ascii=False, allow_nan=False, indent=1) + "\n", replace=replace)
+def write_json(path: Path, content: Any, *, replace: bool = True, sync: bool = True) -> None:
+    """Write `content` so that `path` holds all of it or what it held before; see `_write` for the options."""
+    text = json.dumps(encode(content), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    _write(path, text, replace=replace, sync=sync)
 
 
-def _write(path: Path, text: str, *, replace: bool = True) -> None:
-    """Write a file whole or not at all; one that exists is left alone, with `FileExistsError`, unless `replace`."""
+def _write(path: Path, text: str, *, replace: bool = True, sync: bool = True) -> None:
+    """Write a file whole or not at all; one that exists is left alone, with `FileExistsError`, unless `replace`.
+
+    `sync`: it outlives a power cut, too.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
@@ -132,7 +138,7 @@ def save_cell(sweep: Path, spec: CellSpec) -> Path:
     """Write a cell's frozen config into its folder, which is returned."""
     folder = sweep / spec.id
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CELL, spec)
+    write_json(folder / CELL, spec, sync=False)  # of a thousand cells, that would take longer than to submit them
     return folder
 
 
@@ -270,6 +276,11 @@ def last_update(attempt: Path) -> int:
         with contextlib.suppress(ValueError, KeyError):  # the first line of the piece may be torn
             return int(json.loads(line)["update"])
     return 0
+
+
+def log_of_rank(rank: int) -> str:
+    """Return the name of the file with what one of an attempt's processes prints; the first one's is the attempt's."""
+    return LOG if rank == 0 else f"log.rank{rank}.txt"
 
 
 def save_config(attempt: Path, config: Mapping[str, Any]) -> None:

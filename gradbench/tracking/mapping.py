@@ -21,7 +21,7 @@ _STATUS = {
     Outcome.OOM: "FINISHED",
     Outcome.SKIPPED: "FINISHED",
     Outcome.FAILED: "FAILED",
-    Outcome.PREEMPTED: "RUNNING",  # its scheduler brings it back
+    Outcome.PREEMPTED: "KILLED",
     Outcome.CANCELLED: "KILLED",
     Outcome.HOST_OOM: "KILLED",
     Outcome.TIMEOUT: "KILLED",
@@ -39,9 +39,9 @@ class Point(NamedTuple):
     step: int
 
 
-def status(outcome: Outcome) -> str:
-    """Return the MLflow run status of an attempt that ended so."""
-    return _STATUS[outcome]
+def status(result: Result) -> str:
+    """Return the MLflow run status of an attempt that ended so; one that the scheduler brings back has not ended."""
+    return "RUNNING" if result.returns else _STATUS[result.outcome]
 
 
 def run_name(spec: CellSpec, attempt: int) -> str:

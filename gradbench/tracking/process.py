@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gradbench.tracking import confirmed, disk
+from gradbench.tracking.lock import exclusive
 
 LAST_PASS_S = 60.0  # how long the end of a sweep waits for its copy
 
@@ -42,6 +43,15 @@ class Uploader:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def catch_up(sweep: Path) -> None:
+    """Send what the store lacks of a sweep if nobody is at it: the driver that was to do so has left."""
+    with exclusive(sweep) as free:
+        pass
+    if free:
+        with Uploader(sweep):
+            pass
 
 
 def summary(sweep: Path) -> str:

@@ -18,7 +18,8 @@ from typing import Any
 
 from gradbench.tracking import confirmed, disk
 from gradbench.tracking.address import resolve
-from gradbench.tracking.copier import Copier, exclusive
+from gradbench.tracking.copier import Copier
+from gradbench.tracking.lock import exclusive
 from gradbench.tracking.store import Refused, Store, Unavailable
 
 PACE_S, SLOWEST_PACE_S = 1.0, 5.0
@@ -146,7 +147,9 @@ def _sync_one(sweep: Path) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     """Serve the sweep that the command line names."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which closes our stdin when it is done
+    # Ctrl-C, and what SLURM sends to all processes of a job, are for the one that closes our stdin when it is done
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     try:
         return serve(Path(argv[0]))
     except ValueError as error:

@@ -159,6 +159,21 @@ def test_a_builder_that_is_killed_holds_nobody_up(tmp_path: Path) -> None:
     assert (tmp_path / "built").read_text() == "x\nx\n"
 
 
+def test_L9_a_builder_that_is_suspended_does_not_hold_others_up_for_ever(
+    tmp_path: Path, ask: Callable[[], Arrays], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask()
+    the_file(tmp_path / "cache").unlink()
+    (lock,) = (tmp_path / "cache").glob("*.lock")
+    monkeypatch.setattr(store, "PATIENCE_S", 0.3)
+    with lock.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = time.monotonic()
+        ask()
+        assert time.monotonic() - before >= 0.3
+    the_file(tmp_path / "cache")
+
+
 def test_a_file_system_without_locks_is_no_obstacle(ask: Callable[[], Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")

@@ -278,7 +278,7 @@ def test_a_driver_can_be_a_job_itself(user):
     [
         ("hydra.launcher.partition=none", "hydra.launcher.partition=none: no such partition; allowed: low, high"),
         ("hydra.launcher.constraint=fast", "sbatch: Batch job submission failed: Invalid feature specification"),
-        ("resources.mem_gb=1000000", "sbatch: Batch job submission failed: "),
+        ("resources.mem_gb=1000000", "sbatch: Memory specification can not be satisfied; Batch job submission "),
     ],
 )
 def test_what_slurm_refuses_is_one_line_and_leaves_nothing(user, word, line):

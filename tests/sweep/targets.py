@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import yaml
 
 from gradbench.record import Outcome, Result
@@ -73,6 +74,28 @@ def do_look(attempt, arg):
     )
 
 
+def do_by_rank(attempt, arg):
+    """Let each rank do something else."""
+    do, arg = arg[int(os.environ["RANK"])]
+    globals()["do_" + do](attempt, arg)
+
+
+def do_tell(attempt, arg):
+    """Tell what each rank is told, once all have; the first ends the cell."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_SIZE",
+             "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GRADBENCH_LISTENER")  # fmt: skip
+    told = {name: os.environ[name] for name in names if name in os.environ}
+    descriptors = sorted(int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists())
+    listens = told.get("GRADBENCH_LISTENER")
+    there = listens and socket.socket(fileno=int(listens)).getsockname()
+    told |= {"pid": os.getpid(), "descriptors": descriptors, "there": there}
+    disk.write_json(attempt / f"told{told.get('RANK', 0)}.json", told)
+    wait_for(lambda: len(list(attempt.glob("told*"))) == int(told.get("WORLD_SIZE", 1)))
+    if told.get("RANK", "0") == "0":
+        save(attempt)
+    wait_for((attempt / disk.RESULT).exists)
+
+
 def do_raise(attempt, arg):
     raise ValueError("no such thing")
 
@@ -124,6 +147,26 @@ def do_polite(attempt, arg):
     time.sleep(FOREVER_S)
 
 
+def do_swallow(attempt, arg):
+    """Go on whatever is raised, until SIGTERM has set a flag between two steps."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    while not stopped.is_set():
+        try:
+            time.sleep(0.05)
+            (attempt / "here").touch()
+        except Exception:
+            print("swallowed")
+    save(attempt, Outcome.CANCELLED, "asked to stop")
+
+
+def do_warned(attempt, arg):
+    """Let the scheduler's warning come to the job when this cell is as good as done."""
+    job = psutil.Process().parent().parent()
+    os.kill(job.pid, signal.SIGUSR2)
+    save(attempt)
+
+
 def do_hang_after_result(attempt, arg):
     save(attempt)
     time.sleep(FOREVER_S)
@@ -148,6 +191,21 @@ def do_eat(attempt, arg):
         hoard.append(os.urandom(MB) * 10)
         time.sleep(0.02)
     time.sleep(FOREVER_S)
+
+
+def do_hold(attempt, arg):
+    """Hold so many megabytes."""
+    hoard = os.urandom(MB) * arg
+    time.sleep(FOREVER_S)
+    del hoard
+
+
+def do_note_stop(attempt, arg):
+    """Leave a file for each rank when it is told to stop, and go on."""
+    rank = os.environ["RANK"]
+    signal.signal(signal.SIGTERM, lambda *_: (attempt / f"told{rank}").touch())
+    (attempt / f"here{rank}").touch()
+    wait_for(lambda: False)
 
 
 def do_eat_in_child(attempt, arg):

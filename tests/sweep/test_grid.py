@@ -190,7 +190,7 @@ def test_S18_ids_are_short_whatever_the_overrides(composer):
         ("optimizer.lr=fast", "optimizer.lr=fast: must be a number"),
         ("optimizer.lr=null", "optimizer.lr=null: must be a number"),
         ("seed=-1", "seed=-1: must be between 0 and 2**32 - 1"),
-        ("resources.mem_gb=-1", "resources.mem_gb=-1.0: must not be negative"),
+        ("resources.mem_gb=-1", "resources.mem_gb=-1: must be more than 0"),
         ("launch.workers=0", "launch.workers=0: must be 1 or more"),
         ("optimizer={lr:0.5}", "optimizer={lr:0.5}: takes the name of a choice (adadelta, adagrad, adam, cg, sgd); one of its keys is optimizer.key=value"),
         ("optimizer=[1]", "optimizer=[1]: takes the name of a choice (adadelta, adagrad, adam, cg, sgd); one of its keys is optimizer.key=value"),

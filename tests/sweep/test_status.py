@@ -9,6 +9,8 @@ import pytest
 
 from gradbench.record import Outcome
 from gradbench.sweep import status
+from gradbench.sweep.slurm import arrays
+from gradbench.sweep.slurm.arrays import Array, Promise
 from gradbench.tracking import disk
 from tests.tracking.folders import make_attempt, make_spec, make_sweep
 
@@ -98,6 +100,18 @@ def test_the_newest_attempt_is_the_one_that_counts(tmp_path):
     make_attempt(sweep, spec)
     (cell,) = status.of_sweep(sweep)
     assert (cell.attempt, cell.outcome) == (2, Outcome.OK)
+
+
+def test_an_attempt_that_was_rerun_on_this_machine_counts_and_not_the_job_before_it(tmp_path):
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    arrays.create(sweep, Array(0, ((Promise(spec.id, 1),),), {}, job="7"))
+    make_attempt(sweep, spec, outcome=Outcome.HOST_OOM)
+    (cell,) = status.of_sweep(sweep)
+    assert (cell.attempt, cell.outcome, cell.job) == (1, Outcome.HOST_OOM, "7")
+    make_attempt(sweep, spec)
+    (cell,) = status.of_sweep(sweep)
+    assert (cell.attempt, cell.outcome, cell.job) == (2, Outcome.OK, None)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -1,6 +1,7 @@
 """The table a sweep ends with."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -84,6 +85,19 @@ def test_while_cells_run_the_table_says_where_and_for_how_long(monkeypatch):
         ["vit·adam·standard·s0", "ok", "-", "-", "-", "n2", "0:00:03"],
     ]
     assert "n2" not in shown([ended])
+
+
+def test_a_table_of_thousands_is_plain_and_quick():
+    running = a_cell(None, state="running", host="n1", started=0.0, updates_done=3, updates=9)
+    metrics = {"final/eval_loss": 0.44164, "final/peak_bytes": 11.6 * 2**20, "final/step_s": 0.0619}
+    before = time.process_time()
+    lines = shown([running, *[a_cell(metrics=metrics)] * 10_000]).splitlines()
+    assert time.process_time() - before < 2, "rich takes ten"
+    assert lines[0].split("  ")[0] == "cell"
+    assert lines[1].split()[:6] == ["vit·adam·standard·s0", "running", "3/9", "-", "-", "-"]
+    assert lines[2].split()[:6] == ["vit·adam·standard·s0", "ok", "0.4416", "11.6", "MiB", "61.9"]
+    assert len({len(line) for line in lines[:-1]}) == 1
+    assert lines[-1] == "10001 cells: 10000 ok, 1 running"
 
 
 def test_a_cell_that_waits_says_for_what():

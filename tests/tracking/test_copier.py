@@ -1,5 +1,6 @@
 """The copier on a real SQLite store, in this process; the process around it is in tests/integration/test_mlflow.py."""
 
+import dataclasses
 import math
 import shutil
 
@@ -8,7 +9,8 @@ from mlflow.tracking import MlflowClient
 
 from gradbench.record import Outcome
 from gradbench.tracking import confirmed, disk, store
-from gradbench.tracking.copier import Copier, exclusive
+from gradbench.tracking.copier import Copier
+from gradbench.tracking.lock import exclusive
 from gradbench.tracking.uploader import connect
 from tests.tracking.folders import add_step, add_steps, confirmed_json, end, make_attempt, make_spec, make_sweep
 
@@ -124,6 +126,18 @@ def test_M4_the_status_agrees_with_the_outcome(runs, copy, outcome, status, pare
     assert child(runs).data.tags["gradbench.outcome"] == outcome
     assert child(runs).data.tags["gradbench.reason"] == "because"
     assert parent(runs).info.status == parent_status
+
+
+def test_M4_a_sweep_on_slurm_ends_with_a_cell_that_was_preempted_for_good(runs, copy):
+    spec = make_spec()
+    sweep = make_sweep(runs, [spec])
+    disk.write_json(sweep / disk.SWEEP, {**disk.load_sweep(sweep), "launcher": "slurm"})
+    attempt = make_attempt(sweep, spec, outcome=Outcome.PREEMPTED)
+    copy(sweep)
+    assert (child(runs).info.status, parent(runs).info.status) == ("RUNNING", "RUNNING")
+    disk.save_result(attempt, dataclasses.replace(disk.load_result(attempt), facts={"requeued": False}))
+    copy(sweep)
+    assert (child(runs).info.status, parent(runs).info.status) == ("KILLED", "FAILED")
 
 
 def test_M4_an_attempt_found_dead_later_is_killed_then(runs, copy):

@@ -26,8 +26,12 @@ def test_an_evaluation_is_one_point():
     assert mapping.eval_points(EvalRecord(5, 2.0, 1.5, 20, 20, 0.1)) == [("eval/loss", 1.5, 2000, 5)]
 
 
+def ended(outcome, **facts):
+    return Result(outcome, None, 1, 1, 1.0, 2.0, "here", facts=facts)
+
+
 def test_every_outcome_has_a_status():
-    assert {outcome: mapping.status(outcome) for outcome in Outcome} == {
+    assert {outcome: mapping.status(ended(outcome)) for outcome in Outcome} == {
         **dict.fromkeys((Outcome.OK, Outcome.DIVERGED, Outcome.OOM, Outcome.SKIPPED), "FINISHED"),
         Outcome.FAILED: "FAILED",
         Outcome.PREEMPTED: "RUNNING",
@@ -35,6 +39,10 @@ def test_every_outcome_has_a_status():
             (Outcome.CANCELLED, Outcome.HOST_OOM, Outcome.TIMEOUT, Outcome.NODE_FAIL, Outcome.LOST), "KILLED"
         ),
     }
+
+
+def test_M4_what_was_preempted_for_good_does_not_run_for_ever():
+    assert mapping.status(ended(Outcome.PREEMPTED, requeued=False)) == "KILLED"
 
 
 def test_params_are_the_axes_and_every_scientific_key():

@@ -28,7 +28,7 @@ class Slots:
     """What this machine offers: cells at a time, threads of each, GPUs."""
 
     workers: int
-    threads: int
+    threads: int  # of all its processes together
     gpus: tuple[str, ...]
     save: bool = False  # a cell that is told to stop saves its state first
 
@@ -39,7 +39,7 @@ class _Running:
     attempt: Path
     gpus: tuple[str, ...]
     oom_kills: int  # when it started
-    pid: int | None = None
+    pids: tuple[int, ...] = ()
 
 
 class Books:
@@ -54,6 +54,7 @@ class Books:
         self._running: dict[str, _Running] = {}
         self._free_gpus = list(slots.gpus)
         self._worker = first
+        self._oom_kills = oom_kills()  # when the worker started
         self._stopping = self._saving = False
 
     def events(self) -> Iterator[Event]:
@@ -99,6 +100,7 @@ class Books:
             yield _end_unstarted(self._waiting.pop(0), outcome, reason, log)
 
     def _start_worker(self) -> Iterator[Event]:
+        self._oom_kills = oom_kills()
         try:
             self._worker = self._hire()
         except OSError as error:
@@ -125,19 +127,7 @@ class Books:
         count = self._gpus_of(job)
         gpus, self._free_gpus = tuple(self._free_gpus[:count]), self._free_gpus[count:]
         self._running[str(attempt)] = _Running(job, attempt, gpus, oom_kills())
-        worker.send({"run": dataclasses.asdict(self._request(job, attempt, gpus))})
-
-    def _request(self, job: Job, attempt: Path, gpus: tuple[str, ...]) -> Request:
-        asked = job.resources
-        return Request(
-            attempt=str(attempt),
-            name=job.spec.name,
-            env={"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if self._slots.gpus else {},
-            threads=asked.cpus or self._slots.threads,
-            time_limit_s=None if asked.time_min is None else asked.time_min * 60,
-            mem_limit_bytes=None if asked.mem_gb is None else int(asked.mem_gb * GB),
-            saves=self._slots.save,
-        )
+        worker.send({"run": dataclasses.asdict(request_for(job, attempt, self._slots, gpus))})
 
     def _listen(self, worker: Worker) -> Iterator[Event]:
         messages = worker.receive(_POLL_S)
@@ -148,8 +138,8 @@ class Books:
 
     def _hear(self, message: Mapping[str, Any]) -> Iterator[Event]:
         if attempt := message.get("started"):
-            running = self._running[attempt] = dataclasses.replace(self._running[attempt], pid=message["pid"])
-            yield Started(running.job, running.attempt, message["pid"])
+            running = self._running[attempt] = dataclasses.replace(self._running[attempt], pids=tuple(message["pids"]))
+            yield Started(running.job, running.attempt, running.pids[0])
         if attempt := message.get("ended"):
             yield self._end(attempt, disk.to_result(message["result"]))
 
@@ -164,10 +154,28 @@ class Books:
         worker.close()
         self._worker = None
         # Nothing may follow an attempt's result.
-        kill_and_wait([running.pid for running in self._running.values() if running.pid], _BURIAL_S)
+        kill_and_wait([pid for running in self._running.values() for pid in running.pids], _BURIAL_S)
         yield from [self._end(name, _orphaned(running, why, log)) for name, running in list(self._running.items())]
         if not worker.ready:
-            yield from self._end_waiting(Outcome.FAILED, f"the worker process could not start: {why}", log)
+            outcome = Outcome.HOST_OOM if oom_kills() > self._oom_kills else Outcome.FAILED
+            yield from self._end_waiting(outcome, f"the worker process could not start: {why}", log)
+
+
+def request_for(job: Job, attempt: Path, slots: Slots, gpus: tuple[str, ...]) -> Request:
+    """Return what a zygote is asked: an attempt within the limits of its job, one process for each GPU, or as asked."""
+    asked = job.resources
+    processes = asked.processes or max(1, len(gpus))
+    return Request(
+        attempt=str(attempt),
+        name=job.spec.name,
+        env={"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if slots.gpus else {},
+        threads=max(1, (asked.cpus or slots.threads) // processes),
+        time_limit_s=None if asked.time_min is None else asked.time_min * 60,
+        mem_limit_bytes=None if asked.mem_gb is None else int(asked.mem_gb * GB),
+        saves=slots.save,
+        processes=processes,
+        nodes=asked.nodes,
+    )
 
 
 def _new_attempt(job: Job) -> Path:

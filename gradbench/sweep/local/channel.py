@@ -1,7 +1,8 @@
 """What the driver and its zygote say to each other: JSON objects, one a line, over a stream socket.
 
 The driver asks `{"run": request}`, `{"stop": attempt}` and `{"save": attempt}`, which is to save its state and stop.
-The zygote answers `{"ready": pid}`, `{"started": attempt, "pid": pid}`, and `{"ended": attempt, "result": result}`.
+The zygote answers `{"ready": pid}`, `{"started": attempt, "pids": pids}` (of its ranks, the first one's first), and
+`{"ended": attempt, "result": result}`.
 Either may die at any moment.
 """
 
@@ -26,10 +27,24 @@ class Request:
     attempt: str
     name: str  # the cell's
     env: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 1
+    threads: int = 1  # of each process
     time_limit_s: float | None = None
-    mem_limit_bytes: int | None = None
+    mem_limit_bytes: int | None = None  # of all processes here together
     saves: bool = False  # told to stop, it saves its state first
+    processes: int = 1  # here, and as many on every other node
+    nodes: int = 1
+    node: int = 0  # which of them this is
+    master: tuple[str, int] | None = None  # where the first rank listens, for the other nodes
+
+    @property
+    def world(self) -> int:
+        """How many processes train the cell."""
+        return self.nodes * self.processes
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of the first process here."""
+        return self.node * self.processes
 
 
 @dataclass(frozen=True, slots=True)

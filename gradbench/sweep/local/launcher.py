@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import psutil
 
+from gradbench.config import Resources, UserError
 from gradbench.probe.nvml import gpu_uuids
 from gradbench.sweep.interrupt import LOCAL_WORDS, Stop
 from gradbench.sweep.job import Event, Job
@@ -31,7 +32,7 @@ class LocalLauncher:
     """How to run cells on this machine."""
 
     workers: int | None = None  # cells at a time; None: one per GPU, else as many as cores and memory carry
-    threads: int | None = None  # CPU threads of a cell; None: cores divided by workers
+    threads: int | None = None  # CPU threads of a cell, all its processes together; None: cores divided by workers
     gpus: tuple[str, ...] | None = None  # UUIDs; None: those that NVML sees and CUDA_VISIBLE_DEVICES leaves
     target: str = "gradbench.cell:run_attempt"
     graces: Graces = field(default_factory=Graces)
@@ -54,19 +55,29 @@ class LocalLauncher:
         finally:
             worker.close()
 
+    def provide(self, _configs: Iterable[Mapping[str, Any]], _say: Callable[[str], object]) -> None:
+        """Do nothing: here a cell gets what it wants itself."""
+
     def preview(self, _jobs: Sequence[Job]) -> list[str]:
         """Return nothing to tell."""
         return []
 
-    def begin(self, _jobs: Sequence[Job]) -> None:
-        """Refuse nothing: what goes wrong is an outcome."""
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Refuse what a machine alone can't do; whatever else goes wrong is an outcome.
+
+        Raises:
+            UserError: a cell wants several machines.
+        """
+        for nodes in (job.resources.nodes for job in jobs if job.resources.nodes > 1):
+            raise UserError(f"resources.nodes={nodes}: needs SLURM (hydra/launcher=slurm); this machine is one node")
 
     def farewell(self, _sweep: Path) -> list[str]:
         """Return nothing: all cells end with the command."""
         return []
 
     def _hire(self, configs: Iterable[Mapping[str, Any]]) -> Worker:
-        return Worker(self.target, self.graces, sorted({module for config in configs for module in _modules(config)}))
+        modules = {module for config in configs for module in _modules(config)}
+        return Worker(self.target, self.graces, sorted(modules))
 
     def run(self, jobs: Iterable[Job], stop: Stop | None = None, warm: Worker | None = None) -> Iterator[Event]:
         """Run every job to an outcome, and tell what happens as it happens; `warm` is the first worker.
@@ -75,25 +86,34 @@ class LocalLauncher:
         """
         jobs = list(jobs)
         books = Books(
-            jobs, self._slots(jobs), stop or Stop(), lambda: self._hire(job.spec.config for job in jobs), warm
+            jobs, self.slots(jobs), stop or Stop(), lambda: self._hire(job.spec.config for job in jobs), warm
         )
         try:
             yield from books.events()
         finally:
             books.close()
 
-    def _slots(self, jobs: Sequence[Job]) -> Slots:
+    def slots(self, jobs: Sequence[Job]) -> Slots:
         """Divide the machine; not by the number of jobs, so that a rerun of one cell computes as its sweep did."""
         gpus = tuple(gpu_uuids()) if self.gpus is None else self.gpus
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         asked_gb = max((job.resources.mem_gb or _CELL_GB for job in jobs), default=_CELL_GB)
-        carried = min(cores // (self.threads or 1), int(psutil.virtual_memory().available / GB / asked_gb))
+        busy = max(self.threads or 1, *(job.resources.processes or 1 for job in jobs), 1)
+        carried = min(cores // busy, int(psutil.virtual_memory().available / GB / asked_gb))
         workers = max(1, self.workers or len(gpus) or carried)
         return Slots(workers, self.threads or max(1, cores // workers), gpus, self.save)
 
 
-def _modules(config: Any) -> Iterator[str]:
-    """Yield the modules that a config's `_target_`s name, those that are known to fork well."""
+def _modules(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the modules that a cell of this config wants, those that are known to fork well."""
+    named, asked = list(_named(config)), Resources(**config.get("resources", {}))
+    yield from named
+    if named and asked.nodes * (asked.processes or asked.gpus) > 1:
+        yield "torch._dynamo"  # DistributedDataParallel imports it, which takes seconds
+
+
+def _named(config: Any) -> Iterator[str]:
+    """Yield the modules that a config's `_target_`s name."""
     if isinstance(config, Mapping):
         name = config.get("_target_")
         if isinstance(name, str) and name.startswith(_OURS):
@@ -101,4 +121,4 @@ def _modules(config: Any) -> Iterator[str]:
         config = list(config.values())
     if isinstance(config, list | tuple):
         for item in config:
-            yield from _modules(item)
+            yield from _named(item)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from gradbench.sweep.local.channel import Request
+from gradbench.sweep.local.rank import OF_OTHERS, VARIABLES, Identity
 from gradbench.tracking import disk
 
 Target = Callable[[Path], Any]
@@ -30,14 +30,15 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-def be_cell(target: Target, request: Request, zygote: int, inherited: Sequence[_Closable]) -> NoReturn:
+def be_cell(target: Target, identity: Identity, zygote: int, inherited: Sequence[_Closable]) -> NoReturn:
     """Run one attempt in this newborn process, and exit whatever threads and exit handlers are left."""
-    code = 1
+    code, attempt = 1, Path(identity.request.attempt)
     try:
-        _become_own_process(request, inherited)
+        _become_own_process(identity, inherited)
         _die_with(zygote)
-        disk.save_state(Path(request.attempt))
-        target(Path(request.attempt))
+        if identity.rank == 0:
+            disk.save_state(attempt)
+        target(attempt)
         code = 0
     except SystemExit as error:
         code = _exit_code(error)
@@ -50,7 +51,8 @@ def be_cell(target: Target, request: Request, zygote: int, inherited: Sequence[_
         os._exit(code)
 
 
-def _become_own_process(request: Request, inherited: Sequence[_Closable]) -> None:
+def _become_own_process(identity: Identity, inherited: Sequence[_Closable]) -> None:
+    request = identity.request
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -58,10 +60,12 @@ def _become_own_process(request: Request, inherited: Sequence[_Closable]) -> Non
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for end in inherited:
         end.close()
-    _write_to(Path(request.attempt) / disk.LOG)
+    _write_to(identity.log)
     print(f"{request.name}  {request.attempt}  process {os.getpid()}")
     faulthandler.enable()
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request.threads)) | dict(request.env))
+    for name in (*VARIABLES, *OF_OTHERS):
+        os.environ.pop(name, None)
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request.threads)) | dict(request.env) | identity.variables())
     if request.saves:
         os.environ["GRADBENCH_ON_STOP"] = "save"
     if torch := sys.modules.get("torch"):

@@ -5,24 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import psutil
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 
 
-def memory_bytes(pid: int) -> int:
-    """Return the resident bytes of a process and what its descendants hold beside it; 0 when it is gone."""
-    try:
-        leader = psutil.Process(pid)
-        used = int(leader.memory_info().rss)
-        for process in leader.children(recursive=True):
-            with contextlib.suppress(*_GONE):
-                used += int(process.memory_full_info().uss)  # what it shares with its parent is counted there
-    except psutil.NoSuchProcess:
-        return 0
+def memory_bytes(*leaders: int) -> int:
+    """Return the resident bytes of the first process and what the others, and all descendants, hold beside it.
+
+    They are forks of one process: what they share with it is counted once. What is gone holds nothing.
+    """
+    used = 0
+    for process in _families(leaders):
+        with contextlib.suppress(*_GONE):
+            used += int(process.memory_full_info().uss if used else process.memory_info().rss)
     return used
+
+
+def _families(leaders: Sequence[int]) -> Iterator[psutil.Process]:
+    for pid in leaders:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leader = psutil.Process(pid)
+            yield from (leader, *leader.children(recursive=True))
 
 
 def kill_group(leader: int) -> None:

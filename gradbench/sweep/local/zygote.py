@@ -22,35 +22,20 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gradbench.record import Outcome
 from gradbench.sweep.ending import Death, Verdict, has_result, settle
 from gradbench.sweep.local.channel import GB, Channel, Graces, Request
+from gradbench.sweep.local.group import Group
 from gradbench.sweep.local.newborn import Target, be_cell, inherit_orphans
 from gradbench.sweep.local.oom import oom_kills
-from gradbench.sweep.local.process import kill_group, kill_rest, kill_strangers, memory_bytes
+from gradbench.sweep.local.process import kill_rest, kill_strangers, memory_bytes
+from gradbench.sweep.local.rank import Identity, Meeting, identities
 from gradbench.tracking import disk
 
 _TICK_S = 0.2  # how often the limits are looked at
 _UNSAVED = "stopped by the scheduler before its first update; starts again from the beginning"
-
-
-@dataclass
-class _Child:
-    request: Request
-    pid: int
-    oom_kills: int  # when it was born
-    started_s: float = field(default_factory=time.monotonic)
-    verdict: Verdict | None = None
-    kill_at_s: float | None = None
-    to_save: bool = False
-
-    @property
-    def attempt(self) -> Path:
-        return Path(self.request.attempt)
 
 
 class Zygote:
@@ -59,7 +44,7 @@ class Zygote:
     def __init__(self, channel: Channel, target: Target, graces: Graces) -> None:
         """Listen to the driver and to the deaths of children."""
         self._channel, self._target, self._graces = channel, target, graces
-        self._children: dict[int, _Child] = {}
+        self._groups: list[Group] = []
         self._driver_lives = True
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, self._listen)
@@ -75,12 +60,12 @@ class Zygote:
     def serve(self) -> None:
         """Serve until the driver is gone and the last cell has ended."""
         self._channel.send({"ready": os.getpid()})
-        while self._driver_lives or self._children:
-            for key, _ in self._selector.select(_TICK_S if self._children else None):
+        while self._driver_lives or self._groups:
+            for key, _ in self._selector.select(_TICK_S if self._groups else None):
                 key.data()
             self._reap()
-            for child in self._children.values():
-                self._watch(child)
+            for group in self._groups:
+                self._watch(group)
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -98,67 +83,87 @@ class Zygote:
     def _obey(self, message: Mapping[str, Any]) -> None:
         if "run" in message:
             self._start(Request(**message["run"]))
-        for child in self._children.values():
-            if child.request.attempt == message.get("stop"):
-                self._end(child, (Outcome.CANCELLED, "the user stopped it"))
-            if child.request.attempt == message.get("save"):
-                child.to_save, child.verdict = True, (Outcome.PREEMPTED, _UNSAVED)
+        for group in self._groups:
+            if group.request.attempt == message.get("stop"):
+                self._end(group, (Outcome.CANCELLED, "the user stopped it"))
+            if group.request.attempt == message.get("save"):
+                group.to_save, group.verdict = True, (Outcome.PREEMPTED, _UNSAVED)
 
     def _start(self, request: Request) -> None:
-        kills, zygote = oom_kills(), os.getpid()
+        group = Group(request, oom_kills())
         try:
-            pid = os.fork()
+            with identities(request) as ranks:
+                for identity in ranks:
+                    group.add(self._fork(identity))
         except OSError as error:
-            self._settle(request, Death(), (Outcome.FAILED, f"no process could be started: {error.strerror}"))
+            group.verdict = (Outcome.FAILED, f"no process could be started: {error.strerror}")
+            group.kill()
+        if not group.alive:
+            self._settle(group)
             return
-        if pid == 0:
-            be_cell(self._target, request, zygote, (self._selector, self._channel, self._deaths, self._alarm))
-        self._children[pid] = _Child(request, pid, kills)
-        self._channel.send({"started": request.attempt, "pid": pid})
+        self._groups.append(group)
+        self._channel.send({"started": request.attempt, "pids": group.pids})
 
-    def _watch(self, child: _Child) -> None:
-        """Hold a child to its limits."""
-        now, limits = time.monotonic(), child.request
-        if child.to_save:  # again and again: a cell that has just begun does not listen yet
-            _terminate(child.pid)
-        if child.kill_at_s is not None:
-            if now >= child.kill_at_s:
-                kill_group(child.pid)
-        elif limits.time_limit_s is not None and now - child.started_s > limits.time_limit_s:
+    def _fork(self, identity: Identity) -> int:
+        zygote = os.getpid()
+        if (pid := os.fork()) == 0:
+            be_cell(self._target, identity, zygote, (self._selector, self._channel, self._deaths, self._alarm))
+        return pid
+
+    def _watch(self, group: Group) -> None:
+        """Hold a group to its limits."""
+        now, limits = time.monotonic(), group.request
+        if group.to_save:  # again and again: a cell that has just begun does not listen yet
+            group.terminate()
+        if group.kill_at_s is not None:
+            if now >= group.kill_at_s:
+                group.kill()
+        elif limits.time_limit_s is not None and now - group.started_s > limits.time_limit_s:
             allowed = f"{limits.time_limit_s / 60:g} minutes it asked for (resources.time_min)"
-            self._end(child, (Outcome.TIMEOUT, f"ran longer than the {allowed}"))
-        elif limits.mem_limit_bytes is not None and (used := memory_bytes(child.pid)) > limits.mem_limit_bytes:
+            self._end(group, (Outcome.TIMEOUT, f"ran longer than the {allowed}"))
+        elif limits.mem_limit_bytes is not None and (used := memory_bytes(*group.alive)) > limits.mem_limit_bytes:
             asked = f"{limits.mem_limit_bytes / GB:.3g} GB it asked for (resources.mem_gb)"
-            child.verdict = (Outcome.HOST_OOM, f"used {used / GB:.3g} GB of the {asked}")
-            child.kill_at_s = now
-            kill_group(child.pid)
-        elif has_result(child.attempt):  # all is said; something hangs at the exit
-            child.kill_at_s = now + self._graces.exit_s
+            group.verdict = (Outcome.HOST_OOM, f"used {used / GB:.3g} GB of the {asked}")
+            group.kill_at_s = now
+            group.kill()
+        elif has_result(group.attempt):  # all is said; something hangs at the exit
+            group.kill_at_s = now + self._graces.exit_s
+        elif group.is_forsaken():
+            group.kill_at_s = now
+            group.kill()
 
-    def _end(self, child: _Child, verdict: Verdict) -> None:
-        """Ask a child to end, and note when to stop asking."""
-        if child.verdict is None:
-            child.verdict, child.kill_at_s = verdict, time.monotonic() + self._graces.stop_s
-            _terminate(child.pid)
+    def _end(self, group: Group, verdict: Verdict) -> None:
+        """Ask a group to end, and note when to stop asking."""
+        if group.verdict is None:
+            group.verdict, group.kill_at_s = verdict, time.monotonic() + self._graces.stop_s
+            group.terminate()
 
     def _reap(self) -> None:
         """Settle the cells that have died, and kill what they left behind: it holds memory, or the GPU."""
         while (ended := _next_death()) is not None:
             pid, code = ended
-            child = self._children.pop(pid, None)
+            group = next((group for group in self._groups if pid in group.alive), None)
             kill_rest(pid)
-            kill_strangers(self._children)
-            if child is not None:
-                self._settle(child.request, _death(code, since=child.oom_kills), child.verdict)
+            kill_strangers({pid for group in self._groups for pid in group.alive})
+            if group is not None:
+                self._note_death(group, pid, code)
 
-    def _settle(self, request: Request, death: Death, verdict: Verdict | None) -> None:
-        result = settle(Path(request.attempt), death, verdict)
-        self._channel.send({"ended": request.attempt, "result": disk.encode(result)})
+    def _note_death(self, group: Group, pid: int, code: int) -> None:
+        """Settle a group whose last process has died; the others do not go on without the first that does."""
+        group.alive.remove(pid)
+        group.death = group.death or _death(code, group.oom_kills, group.rank_of(pid))
+        if not group.alive:
+            self._groups.remove(group)
+            self._settle(group)
+        elif not has_result(group.attempt):
+            group.kill()
 
-
-def _terminate(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+    def _settle(self, group: Group) -> None:
+        result = settle(group.attempt, group.death or Death(), group.verdict or group.last_words())
+        if group.request.nodes > 1:
+            with contextlib.suppress(OSError):
+                Meeting(None).save(group.attempt)
+        self._channel.send({"ended": group.request.attempt, "result": disk.encode(result)})
 
 
 def _next_death() -> tuple[int, int] | None:
@@ -170,8 +175,10 @@ def _next_death() -> tuple[int, int] | None:
     return (pid, os.waitstatus_to_exitcode(status)) if pid else None
 
 
-def _death(code: int, since: int) -> Death:
-    return Death(signal=-code, oom_killed=oom_kills() > since) if code < 0 else Death(exit_code=code)
+def _death(code: int, since: int, rank: int) -> Death:
+    if code < 0:
+        return Death(signal=-code, oom_killed=oom_kills() > since, rank=rank)
+    return Death(exit_code=code, rank=rank)
 
 
 def load_target(name: str) -> Target:

@@ -5,18 +5,20 @@ A driver that dies between the two leaves an array without a job id: its tasks, 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradbench.tracking import disk
 
 FOLDER = "slurm"
+CANCELLED = "cancelled"
+"""The file that says that nothing more of the sweep is to be submitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(NamedTuple):
     """An attempt that a job will make, or continue."""
 
     cell: str  # its id
@@ -35,6 +37,7 @@ class Array:
     uploads: bool = False  # its jobs send to the tracking server themselves
     resumes: bool = False  # after the time limit too
     code: str | None = None  # the SHA-256 of gradbench's code when it was submitted
+    submitter: Mapping[str, Any] | None = None  # the process that asked sbatch
     submitted_unix_s: float | None = None
 
     def job_of(self, task: int) -> str | None:
@@ -54,7 +57,7 @@ def create(sweep: Path, array: Array) -> Array:
     number = max((int(path.stem) for path in _files(sweep)), default=0)
     while True:
         number += 1
-        numbered = replace(array, number=number)
+        numbered = replace(array, number=number, submitter=disk.this_process())
         try:
             disk.write_json(path_of(sweep, number), numbered, replace=False)
         except FileExistsError:
@@ -68,8 +71,9 @@ def save(sweep: Path, array: Array) -> None:
 
 
 def delete(sweep: Path, array: Array) -> None:
-    """Forget an array that was never submitted."""
+    """Forget an array that was never submitted, and what its jobs would have read."""
     path_of(sweep, array.number).unlink(missing_ok=True)
+    shutil.rmtree(folder_of(sweep, array), ignore_errors=True)
 
 
 def path_of(sweep: Path, number: int) -> Path:
@@ -77,12 +81,22 @@ def path_of(sweep: Path, number: int) -> Path:
     return sweep / FOLDER / f"{number}.json"
 
 
+def folder_of(sweep: Path, array: Array) -> Path:
+    """Return where submitit keeps what the jobs of an array read and print."""
+    return sweep / FOLDER / str(array.number)
+
+
+def log_of(sweep: Path, job: str) -> Path | None:
+    """Return the file with all that a job printed, None while there is none."""
+    return next((sweep / FOLDER).glob(f"*/{job}_0_log.out"), None)
+
+
 def load(path: Path) -> Array:
     """Return the array of a file."""
     content = disk.read_json(path)
     if content is None:
         raise FileNotFoundError(path)
-    tasks = tuple(tuple(Promise(**promise) for promise in task) for task in content["tasks"])
+    tasks = tuple(tuple(Promise(*promise) for promise in task) for task in content["tasks"])
     return Array(**{**content, "tasks": tasks})
 
 

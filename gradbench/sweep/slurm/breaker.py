@@ -43,7 +43,7 @@ class Breaker:
         self._excluded: set[str] = set()
 
     def note(self, result: Result, node: str) -> Hold | Exclude | None:
-        """Take note of an end on a node, and return what should be done about the cells that wait."""
+        """Take note of an end on a node (empty: unknown), and return what should be done about the cells that wait."""
         if result.outcome.final:
             self._first = None
             self._quick[node] = 0
@@ -58,12 +58,12 @@ class Breaker:
         if len(self._first) != FIRST or len({kind for kind, _ in self._first}) > 1:
             return None
         nodes = {where for _, where in self._first}
-        return Hold(str(result.reason), node if len(nodes) == 1 else None)
+        return Hold(str(result.reason), node or None if len(nodes) == 1 else None)
 
     def _exclude(self, result: Result, node: str) -> Exclude | None:
         quick = result.ended_unix_s - (result.started_unix_s or result.ended_unix_s) < QUICK_S
         self._quick[node] += quick
-        if self._quick[node] < QUICK_DEATHS or node in self._excluded:
+        if not node or self._quick[node] < QUICK_DEATHS or node in self._excluded:
             return None
         self._excluded.add(node)
         return Exclude(node)

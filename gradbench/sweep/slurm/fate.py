@@ -18,11 +18,14 @@ class Fate(enum.StrEnum):
     PREEMPTED = "preempted by another job"
     CANCELLED = "cancelled"
     OUT_OF_TIME = "out of time"
-    UNKNOWN = "the scheduler does not say why"
+    UNKNOWN = "a warning: its time limit is near, or its node is wanted"
 
 
 def this_job() -> str:
-    """Return the id of the job that this process is in, as `squeue` and `scontrol` take it."""
+    """Return the id of the job that this process is in, as `squeue` and `scontrol` take it.
+
+    Not SLURM_JOB_ID: that of an array's last task is the array's own, which stands for all its tasks.
+    """
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
 
@@ -31,7 +34,7 @@ def of_this_job() -> Fate:
     """Return why this job is being stopped; a question that SLURM does not answer is asked again."""
     for _ in range(_ASKED_TIMES):
         try:
-            fate = read(command.run("scontrol", "show", "job", "-o", os.environ["SLURM_JOB_ID"]))
+            fate = read(command.run("scontrol", "show", "job", "-o", this_job()))
         except command.SlurmError:
             fate = Fate.UNKNOWN
         if fate is not Fate.UNKNOWN:
@@ -55,4 +58,4 @@ def read(told: str) -> Fate:
 
 def requeue_this_job() -> None:
     """Send this job back to the queue, which kills it."""
-    command.run("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+    command.run("scontrol", "requeue", this_job())

@@ -17,8 +17,6 @@ from gradbench.tracking import disk
 ASK_S, ASK_EVERY_S = (2.0, 30.0), 0.02
 """Between two questions to the scheduler: the least, the most, and seconds per live job."""
 
-_WAITING = frozenset({"pending", "held"})
-
 
 class Asks(Protocol):
     """Who knows the states of jobs."""
@@ -28,7 +26,7 @@ class Asks(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class _Live:
     job: Job
     attempt: Path
@@ -56,10 +54,16 @@ class Follower:
             job = jobs[promise.cell]
             self._live.append(_Live(job, job.cell / str(promise.attempt), str(slurm_job)))
 
+    def lives(self, array: Array) -> bool:
+        """Tell whether some cell of an array has no result."""
+        return any(live.slurm_job.partition("_")[0] == array.job for live in self._live)
+
     def look(self) -> Iterator[Event]:
         """Tell what has happened since the last look."""
         seen = self._ask()
         for live in list(self._live):
+            if live.slurm_job not in seen and not live.attempt.exists():  # most cells of a large sweep
+                continue
             if not live.started and (state := disk.read_json(live.attempt / disk.STATE)):
                 live.started = True
                 yield Started(live.job, live.attempt, state["pid"])
@@ -68,16 +72,23 @@ class Follower:
                 self._live.remove(live)
                 yield Ended(live.job, live.attempt, result)
 
-    def pending(self) -> list[str]:
-        """Return the jobs that have not started, as the scheduler sees it now."""
-        seen = self._scheduler.ask(self.jobs)
-        return sorted(job for job, each in seen.items() if each.meaning.word in _WAITING)
+    def pending(self) -> Mapping[str, Seen]:
+        """Return the jobs that have not started, as the scheduler sees them now."""
+        seen = self._ask_now()
+        return {job: each for job, each in seen.items() if each.meaning.word == "pending" or is_held(each)}
 
     def _ask(self) -> Mapping[str, Seen]:
         """Ask the scheduler when it is time."""
         least, most = ASK_S
-        jobs = self.jobs
-        if time.monotonic() - self._asked_s < min(most, max(least, ASK_EVERY_S * len(jobs))):
+        if time.monotonic() - self._asked_s < min(most, max(least, ASK_EVERY_S * len(self.jobs))):
             return {}
+        return self._ask_now()
+
+    def _ask_now(self) -> Mapping[str, Seen]:
         self._asked_s = time.monotonic()
-        return self._scheduler.ask(jobs)
+        return self._scheduler.ask(self.jobs)
+
+
+def is_held(seen: Seen) -> bool:
+    """Tell whether a job waits for somebody to release it."""
+    return seen.meaning.word == "held" or (seen.reason or "").startswith("JobHeld")

@@ -6,7 +6,7 @@ from gradbench.sweep.job import Ended
 from gradbench.sweep.slurm import command
 from gradbench.sweep.slurm.breaker import FIRST, QUICK_DEATHS, Breaker, Exclude, Hold
 from gradbench.sweep.slurm.command import SlurmError
-from gradbench.sweep.slurm.follow import Follower
+from gradbench.sweep.slurm.follow import Follower, is_held
 from gradbench.tracking import disk
 
 IDS_PER_CALL = 500
@@ -15,15 +15,18 @@ IDS_PER_CALL = 500
 class Guard:
     """Watches the ends of a sweep's cells."""
 
-    def __init__(self, follower: Follower) -> None:
-        """Watch what `follower` tells."""
+    def __init__(self, follower: Follower, exclude: str | None = None) -> None:
+        """Watch what `follower` tells; `exclude` names the nodes that the user avoids already."""
         self._follower, self._breaker = follower, Breaker()
+        self._excluded = [exclude] if exclude else []
+        self._reasons: set[str | None] = set()
+        self.cause: str | None = None  # why nothing more should start
         self.held: frozenset[str] = frozenset()  # jobs that wait until the user says more
         self.said: list[str] = []  # what the user is to hear
 
     def judge(self, ended: Ended) -> None:
         """Act on an end if it is the one too many."""
-        if self.held:
+        if self.cause or self._is_told(ended):
             return
         state = disk.read_json(ended.attempt / disk.STATE) or {}
         found = self._breaker.note(ended.result, state.get("node") or ended.result.host)
@@ -32,24 +35,37 @@ class Guard:
         elif isinstance(found, Hold):
             self._hold(found)
 
+    def _is_told(self, ended: Ended) -> bool:
+        """Tell whether a cell that never began ends with a job whose death is known: that is no second one."""
+        reason, known = ended.result.reason, ended.result.reason in self._reasons
+        self._reasons.add(reason)
+        return known and not (ended.attempt / disk.STATE).exists()
+
     def _exclude(self, found: Exclude) -> None:
-        if trouble := _each(self._follower.pending(), "update", f"ExcNodeList={found.node}", prefix="JobId="):
-            self.said.append(f"{found.node}: {QUICK_DEATHS} cells died there at once, and scontrol says: {trouble}")
-        else:
-            self.said.append(f"{found.node}: {QUICK_DEATHS} cells died there at once; what waits goes to other nodes")
+        self._excluded.append(found.node)
+        pending = sorted(self._follower.pending())
+        trouble = _each(pending, "update", f"ExcNodeList={','.join(self._excluded)}", prefix="JobId=")
+        said = f"{found.node}: {QUICK_DEATHS} cells died there at once"
+        if trouble:
+            said += f", and scontrol says: {trouble}"
+        elif pending:
+            said += "; what waits goes to other nodes (launch.on_failure=continue never excludes one)"
+        self.said.append(said)
 
     def _hold(self, found: Hold) -> None:
-        pending = self._follower.pending()
+        where = f", all on {found.node}" if found.node else ""
+        self.cause = f"the first {FIRST} cells died of one error{where}: {found.reason}"
+        pending = sorted(self._follower.pending())
         if not pending:
             return
         trouble = _each(pending, "hold")
-        self.held = frozenset(pending)
-        where = f", all on {found.node}" if found.node else ""
-        arrays = " ".join(dict.fromkeys(job.partition("_")[0] for job in pending))
+        self.held = frozenset(job for job, seen in self._follower.pending().items() if is_held(seen))
+        arrays = " ".join(dict.fromkeys(job.partition("_")[0] for job in sorted(self.held)))
         self.said += [
-            f"the first {FIRST} cells died of one error{where}: {found.reason}",
-            f"{len(pending)} jobs that wait are held: scontrol release {arrays} lets them go, "
-            "launch.on_failure=continue never holds" + (f" (scontrol: {trouble})" if trouble else ""),
+            self.cause,
+            f"{len(self.held)} jobs that wait are held: scontrol release {arrays} lets them go as they are; to change "
+            "what all of them ask for, cancel the sweep and rerun --failed; launch.on_failure=continue never holds"
+            + (f" (scontrol: {trouble})" if trouble else ""),
         ]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradbench.config import Resources, UserError
 from gradbench.sweep.job import Job
 from gradbench.sweep.slurm.arrays import Array, Promise
 
+WAVES = 4
+"""So many arrays use up a limit on what may be queued: the next one goes in when a part of them has ended."""
 SHORTEST_RESUMED_MIN = 3
 """SLURM may send its warning a minute early, and a job needs half a minute to import."""
 
@@ -19,8 +21,25 @@ SHORTEST_RESUMED_MIN = 3
 class Limits:
     """How much may be submitted at once."""
 
-    array: int  # tasks of one array: the site's MaxArraySize
-    running: int  # tasks at a time, over all arrays
+    array: int  # tasks of one array
+    together: int | None  # arrays in the queue at a time; None: all
+
+    @classmethod
+    def of(cls, tasks: int, max_array_size: int, max_submit: int | None) -> Limits:
+        """Return those for so many tasks at a site."""
+        if max_submit is None or tasks <= max_submit:
+            return cls(max_array_size, None)
+        size = min(max_array_size, max(1, max_submit // WAVES))
+        return cls(size, max(1, max_submit // size))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An array on its way to the scheduler."""
+
+    array: Array
+    throttle: int  # tasks of it that may run at a time
+    after: int | None  # the position of the array that must end first
 
 
 def check(resources: Resources, *, resumes: bool) -> None:
@@ -32,39 +51,44 @@ def check(resources: Resources, *, resumes: bool) -> None:
         )
 
 
-def arrays(jobs: Sequence[Job], numbers: Mapping[str, int], template: Array, pack: int, limits: Limits) -> list[Array]:
+def arrays(jobs: Sequence[Job], numbers: Mapping[str, int], template: Array, pack: int, size: int) -> list[Array]:
     """Return the arrays that run `jobs`, in their order, each as attempt `numbers[cell id]`.
 
-    An array holds cells with equal resources, at most `limits.array` tasks of `pack` cells. What else is in it is the
+    An array holds cells with equal resources, at most `size` tasks of `pack` cells. What else is in it is the
     `template`'s.
     """
     groups: dict[tuple[tuple[str, Any], ...], list[Promise]] = {}
     for job in jobs:
-        key = tuple(asdict(job.resources).items())
+        key = tuple(vars(job.resources).items())
         groups.setdefault(key, []).append(Promise(job.spec.id, numbers[job.spec.id]))
     return [
-        Array(**{**_fields(template), "tasks": tuple(chunk), "resources": dict(asked)})
+        replace(template, tasks=chunk, resources=dict(asked))
         for asked, promises in groups.items()
-        for chunk in _slices(_slices(promises, pack), limits.array)
+        for chunk in _slices(_slices(promises, pack), size)
     ]
-
-
-def _fields(array: Array) -> dict[str, Any]:
-    return {name: getattr(array, name) for name in Array.__dataclass_fields__}
 
 
 def _slices(items: Sequence[Any], size: int) -> list[tuple[Any, ...]]:
     return [tuple(items[start : start + size]) for start in range(0, len(items), size)]
 
 
-def throttles(sizes: Sequence[int], running: int) -> tuple[list[int], list[int | None]]:
-    """Share a total of `running` tasks at a time among arrays of these sizes.
+def planned(made: Sequence[Array], running: int, together: int | None = None) -> list[Planned]:
+    """Return arrays with their shares of a total of `running` tasks at a time."""
+    shares, after = throttles([len(array.tasks) for array in made], running, together)
+    return list(map(Planned, made, shares, after))
+
+
+def throttles(sizes: Sequence[int], running: int, together: int | None) -> tuple[list[int], list[int | None]]:
+    """Share a total of `running` tasks at a time among arrays of these sizes, of which so many may run `together`.
 
     Returns the share of each, and the index of the array that it must wait for where there are more arrays than
-    shares. The shares of arrays that may run together add up to at most `running`.
+    may run together. The shares of those that may add up to at most `running`.
     """
-    if len(sizes) > running:
-        return [1] * len(sizes), [None if at < running else at - running for at in range(len(sizes))]
+    rows = min(running, len(sizes), together or len(sizes))
+    if rows < len(sizes):
+        row = [running // rows + (at < running % rows) for at in range(rows)]
+        shares = [min(size, row[at % rows]) for at, size in enumerate(sizes)]
+        return shares, [None if at < rows else at - rows for at in range(len(sizes))]
     total = sum(sizes)
     shares = [min(size, max(1, running * size // total)) for size in sizes]
     while sum(shares) > running:

@@ -3,65 +3,64 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradbench.sweep.job import Job
 from gradbench.sweep.slurm.arrays import Array
-from gradbench.sweep.slurm.plan import throttles
+from gradbench.sweep.slurm.plan import Planned
 from gradbench.sweep.slurm.submission import Order, Refused, job_name, submit
 
 RETRY_S = 30.0
 """Between two tries of an array for which the site had no room."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    array: Array
-    throttle: int
-    after: int | None  # the position of the array that must end first
-
-
 class Queue:
     """Submits arrays in their order."""
 
     def __init__(
-        self, sweep: Path, made: list[Array], jobs: Mapping[str, Job], conf: Mapping[str, Any], *, running: int
+        self, sweep: Path, planned: Sequence[Planned], jobs: Mapping[str, Job], conf: Mapping[str, Any]
     ) -> None:
-        """Plan; `jobs` by cell id, `running` tasks at a time over all arrays."""
+        """Submit nothing yet; `jobs` by cell id, `conf` is hydra.launcher."""
         self._sweep, self._jobs, self._conf = sweep, jobs, conf
-        shares, after = throttles([len(array.tasks) for array in made], running)
-        self._waiting = dict(enumerate(map(_Waiting, made, shares, after)))
-        self._not_before_s = float("-inf")
+        self._waiting = dict(enumerate(planned))
         self.submitted: dict[int, Array] = {}
         self.refused: list[tuple[Array, str]] = []
+        self.full: str | None = None  # what sbatch says where the user has as many jobs as may be
+        self._not_before_s = float("-inf")
 
     @property
     def waiting(self) -> list[Array]:
-        """The arrays that the site has no room for yet."""
-        return [waiting.array for waiting in self._waiting.values()]
+        """The arrays that are not submitted yet."""
+        return [planned.array for planned in self._waiting.values()]
 
-    def submit(self, *, gpus: bool) -> Iterator[Array]:
-        """Submit what the site takes, and yield it; `gpus`: the partition has some."""
+    def submit(self, *, gpus: bool, lives: Callable[[Array], bool]) -> Iterator[Array]:
+        """Submit what the site takes, and yield it; `gpus`: the partition has some, `lives`: an array has not ended."""
         if time.monotonic() < self._not_before_s:
             return
-        for position, waiting in list(self._waiting.items()):
+        self.full = None
+        for position, planned in list(self._waiting.items()):
             try:
-                array = submit(self._sweep, waiting.array, self._order(waiting, gpus))
+                array = submit(self._sweep, planned.array, self._order(planned, gpus, lives))
             except Refused as error:
-                if error.for_now and self.submitted:
-                    self._not_before_s = time.monotonic() + RETRY_S
+                if error.for_now:
+                    self.full, self._not_before_s = str(error), time.monotonic() + RETRY_S
                     return
-                self.refused.append((waiting.array, str(error)))
-                array = None
+                self.refused.append((self._waiting.pop(position).array, str(error)))
+                continue
             del self._waiting[position]
-            if array is not None:
-                self.submitted[position] = array
-                yield array
+            self.submitted[position] = array
+            yield array
 
-    def _order(self, waiting: _Waiting, gpus: bool) -> Order:
-        specs = [self._jobs[promise.cell].spec for task in waiting.array.tasks for promise in task]
-        before = self.submitted.get(waiting.after) if waiting.after is not None else None
-        return Order(self._conf, job_name(specs), waiting.throttle, before.job if before else None, gpus)
+    def give_up(self) -> list[Array]:
+        """Return what is not submitted, which it will not be any more."""
+        left = self.waiting
+        self._waiting.clear()
+        return left
+
+    def _order(self, planned: Planned, gpus: bool, lives: Callable[[Array], bool]) -> Order:
+        specs = [self._jobs[promise.cell].spec for task in planned.array.tasks for promise in task]
+        before = self.submitted.get(planned.after) if planned.after is not None else None
+        after = before.job if before and lives(before) else None  # SLURM soon forgets one that has ended
+        return Order(self._conf, job_name(specs), planned.throttle, after, gpus)

@@ -58,6 +58,16 @@ class Scheduler:
         judged = {job: self._judge(job, accounts.get(job), queue, _array_of(job) in arrays) for job in wanted}
         return {job: seen for job, seen in judged.items() if seen is not None}
 
+    def ask_until_sure(self, jobs: Iterable[str]) -> dict[str, Seen]:
+        """Ask, and once more some seconds later about what may be gone: for whoever will not ask again."""
+        wanted = list(jobs)
+        seen = self.ask(wanted)
+        doubtful = [job for job in wanted if job in self._missing and not _is_settled(seen.get(job))]
+        if doubtful and self._gone_after_s == GONE_AFTER_S:
+            time.sleep(GONE_AFTER_S)
+            seen |= self.ask(doubtful)
+        return seen
+
     def _accounts(self, jobs: Sequence[str]) -> dict[str, Seen]:
         """Return what accounting knows; nothing where it is off, forbidden or silent."""
         if self._clock() - self._accounting_failed_s < RETRY_ACCOUNTING_S:
@@ -104,6 +114,10 @@ class Scheduler:
 
 def _is_over(seen: Seen) -> bool:
     return seen.meaning.kind is Kind.TERMINAL and not seen.meaning.may_return
+
+
+def _is_settled(seen: Seen | None) -> bool:
+    return seen is not None and seen.meaning.kind is not Kind.LIVE
 
 
 def _as_live(seen: Seen) -> Seen:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from gradbench.record import Outcome, Result
+from gradbench.record import Result
 from gradbench.sweep.slurm import arrays
 from gradbench.sweep.slurm.answers import Seen
 from gradbench.sweep.slurm.follow import Asks
+from gradbench.sweep.slurm.scheduler import Scheduler
 from gradbench.sweep.slurm.truth import verdict
+from gradbench.sweep.slurm.unanswered import settled
 from gradbench.tracking import disk
 
 
@@ -22,36 +25,45 @@ class Standing:
     job: str | None  # None: not known to be submitted
     result: Result | None = None
     seen: Seen | None = None
+    state: Mapping[str, Any] | None = None  # what its process has said of itself; None: not begun, or over
+    preempted: bool = False  # and may return
 
 
-def of_cells(sweep: Path, scheduler: Asks) -> Mapping[str, Standing]:
-    """Return the standing of each cell that was promised an attempt, by cell id; dead ones get their result on disk."""
-    found = {
-        cell: Standing(sweep / cell / str(number), job)
-        for cell, (number, job) in arrays.last_jobs(arrays.of_sweep(sweep)).items()
-    }
-    results = {cell: disk.load_result(standing.attempt) for cell, standing in found.items()}
-    open_cells = [cell for cell, result in results.items() if result is None or result.outcome is Outcome.PREEMPTED]
-    seen = scheduler.ask({job for cell in open_cells if (job := found[cell].job) is not None})
-    return {cell: _standing(standing, results[cell], seen) for cell, standing in found.items()}
+def of_cells(sweep: Path, scheduler: Asks | None = None) -> Mapping[str, Standing]:
+    """Return the standing of each cell that was promised an attempt, by cell id; dead ones get their result on disk.
+
+    Without a `scheduler` that will be asked again, one is asked until it is sure.
+    """
+    known = [array for each in arrays.of_sweep(sweep) if (array := settled(sweep, each)) is not None]
+    found = {cell: _on_disk(sweep / cell / str(number), job) for cell, (number, job) in arrays.last_jobs(known).items()}
+    jobs = {each.job for each in found.values() if each.job is not None and each.result is None}
+    seen = scheduler.ask(jobs) if scheduler else Scheduler().ask_until_sure(jobs)
+    return {cell: _asked(standing, seen) for cell, standing in found.items()}
 
 
-def _standing(standing: Standing, result: Result | None, seen: Mapping[str, Seen]) -> Standing:
-    attempt, job = standing.attempt, standing.job
-    if job is None or job not in seen:
+def _on_disk(attempt: Path, job: str | None) -> Standing:
+    """Return the standing without the scheduler's word; a preempted attempt, which may return, has no result."""
+    if not attempt.exists():  # most cells of a large sweep
+        return Standing(attempt, job)
+    result = disk.load_result(attempt)
+    if result is not None and not result.returns:
         return Standing(attempt, job, result)
-    if result is None or result.outcome is Outcome.PREEMPTED:
-        result = verdict(attempt, job, seen[job])
-    return Standing(attempt, job, result, seen[job])
+    return Standing(attempt, job, state=disk.read_json(attempt / disk.STATE), preempted=result is not None)
+
+
+def _asked(standing: Standing, seen: Mapping[str, Seen]) -> Standing:
+    attempt, job = standing.attempt, standing.job
+    if standing.result is not None or job is None or job not in seen:
+        return standing
+    return replace(standing, result=verdict(attempt, job, seen[job]), seen=seen[job])
 
 
 def word(standing: Standing) -> str:
     """Return the live state of a cell without a result, as `status` shows it."""
     if standing.seen is None:
         return "unknown"
-    begun = disk.read_json(standing.attempt / disk.STATE) is not None
-    if disk.load_result(standing.attempt) is not None:
+    if standing.preempted:
         return "preempted"
-    if standing.seen.meaning.word == "running" and not begun:
+    if standing.seen.meaning.word == "running" and standing.state is None:
         return "starting"  # the job imports, or another of its cells runs
     return standing.seen.meaning.word

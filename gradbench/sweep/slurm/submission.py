@@ -16,20 +16,25 @@ from typing import Any
 
 from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
 
+from gradbench.code import PACKAGE
 from gradbench.config import CONF
 from gradbench.record import CellSpec
 from gradbench.sweep.slurm import arrays, node
 from gradbench.sweep.slurm.arrays import Array
 from gradbench.sweep.slurm.plan import time_limit_min, warning_s
+from gradbench.tracking import disk
 
 _BASE = {field.name for field in fields(BaseQueueConf)}
 _NOT_SBATCH = {"_target_", "submitit_folder", "max_num_timeout", "kind"}
 _NAME_CHARS = 200
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", disk.JOB_VARIABLE)
+_OF_ITS_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL")
+_ERROR = "sbatch: error: "
 _TOO_MANY = ("MaxSubmitJob", "GrpSubmitJob", "MaxJobCount", "Slurm temporarily unable to accept job")
 
 
 class Refused(Exception):
-    """`sbatch` did not take an array; the message is its last sentence."""
+    """`sbatch` did not take an array; the message is what it says."""
 
     @property
     def for_now(self) -> bool:
@@ -52,9 +57,12 @@ def submit(sweep: Path, array: Array, order: Order) -> Array:
     """Submit an array and note its id.
 
     Raises:
-        Refused: sbatch does not take it; the array's file is gone again.
+        Refused: sbatch does not take it; nothing of it is left.
     """
-    array = arrays.create(sweep, array)
+    try:
+        array = arrays.create(sweep, array)
+    except OSError as error:
+        raise Refused(f"{sweep} cannot be written: {error.strerror or error}") from error
     path = str(arrays.path_of(sweep, array.number).absolute())
     executor = _executor(sweep, array, order)
     try:
@@ -62,9 +70,10 @@ def submit(sweep: Path, array: Array, order: Order) -> Array:
             jobs = executor.map_array(node.run_task, [path] * len(array.tasks), range(len(array.tasks)))
     except Exception as error:  # submitit raises what it likes
         arrays.delete(sweep, array)
-        raise Refused(_last_sentence(str(error))) from error
+        raise Refused(_sentences(str(error))) from error
     array = replace(array, job=jobs[0].job_id.split("_")[0], submitted_unix_s=time.time())
-    arrays.save(sweep, array)
+    with contextlib.suppress(OSError):  # a full disk: `status` finds the job as that of an array without an answer
+        arrays.save(sweep, array)
     return array
 
 
@@ -72,8 +81,9 @@ def _executor(sweep: Path, array: Array, order: Order) -> Any:
     import submitit  # a quarter of a second
 
     logging.getLogger("submitit").setLevel(logging.WARNING)
-    executor = submitit.AutoExecutor(folder=sweep / arrays.FOLDER / "jobs", cluster="slurm")
+    executor = submitit.AutoExecutor(folder=arrays.folder_of(sweep, array), cluster="slurm")
     executor.update_parameters(**_parameters(array, order))
+    executor._executor.update_parameters(wckey=None)  # submitit's own, which a site that has some would refuse
     return executor
 
 
@@ -81,7 +91,10 @@ def _parameters(array: Array, order: Order) -> dict[str, Any]:
     """Return submitit's parameters: Hydra's launcher keys, the cells' resources before them."""
     conf, asked = order.conf, array.resources
     limit_min = time_limit_min(asked, max(map(len, array.tasks)), conf["timeout_min"])
-    cpus = asked["cpus"] or conf["cpus_per_task"]
+    cpus, nodes = asked["cpus"] or conf["cpus_per_task"], asked.get("nodes", 1)
+    # without the first srun gives the job's one step one core, whatever the job has (since SLURM 22.05); of several
+    # tasks the death of one is the end of all
+    srun_args = [f"--cpus-per-task={cpus}"] * bool(cpus) + ["--kill-on-bad-exit=1", "--wait=0"] * (nodes > 1)
     extra = {"requeue": True, **conf["additional_parameters"]}
     if order.after:
         extra["dependency"] = f"afterany:{order.after}"
@@ -92,20 +105,15 @@ def _parameters(array: Array, order: Order) -> dict[str, Any]:
         "cpus_per_task": cpus,
         "mem_gb": asked["mem_gb"] or conf["mem_gb"],
         "gpus_per_node": (conf["gpus_per_node"] or asked["gpus"] or None) if order.gpus else None,
+        "nodes": max(nodes, conf["nodes"]),
         "tasks_per_node": 1,
         "array_parallelism": order.throttle,
-        # without it srun gives the job's one step one core, whatever the job has (since SLURM 22.05)
-        "srun_args": [f"--cpus-per-task={cpus}"] if cpus else None,
+        "srun_args": srun_args or None,
         "signal_delay_s": warning_s(limit_min, conf["signal_delay_s"]) if array.resumes else 0,
         "stderr_to_stdout": True,
-        "wckey": None,
-        "additional_parameters": extra,
+        "additional_parameters": {key: value for key, value in extra.items() if value is not False},
     }
-    return {
-        key if key in _BASE else f"slurm_{key}": value
-        for key, value in chosen.items()
-        if value is not None or key == "wckey"
-    }
+    return {key if key in _BASE else f"slurm_{key}": value for key, value in chosen.items()}
 
 
 def job_name(specs: list[CellSpec]) -> str:
@@ -118,12 +126,13 @@ def job_name(specs: list[CellSpec]) -> str:
 @contextlib.contextmanager
 def _clean_environment() -> Iterator[None]:
     """Hide what an enclosing allocation set: its jobs would inherit cores, memory and ranks that are not theirs."""
-    hidden = {name: value for name, value in os.environ.items() if _leaks(name)}
+    leaks = _OF_A_JOB + (_OF_ITS_GPUS if "SLURM_JOB_ID" in os.environ else ())
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(leaks) and name != "SLURM_CONF"}
     before = os.environ.get("PYTHONPATH")
     try:
         for name in hidden:
             del os.environ[name]
-        if CONF.parent.name != "gradbench":  # a checkout: its jobs shall find it wherever they start
+        if CONF.parent != PACKAGE:  # a checkout: its jobs shall find it wherever they start
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CONF.parent), before)))
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # sbatch's, which the error holds
             warnings.simplefilter("ignore")
@@ -136,11 +145,8 @@ def _clean_environment() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def _leaks(name: str) -> bool:
-    return name.startswith(("SLURM_", "SRUN_", "SUBMITIT_")) and name != "SLURM_CONF"
-
-
-def _last_sentence(text: str) -> str:
+def _sentences(text: str) -> str:
+    """Return all that sbatch calls an error: the reason may come before what followed from it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if "sbatch: error:" in line] or lines or ["sbatch failed"]
-    return told[-1].removeprefix("sbatch: error: ")
+    told = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+    return "; ".join(told) or (lines or ["sbatch failed"])[-1]

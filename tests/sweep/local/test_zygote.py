@@ -73,9 +73,10 @@ def zygote(driver):
 def test_the_protocol(zygote):
     attempt = zygote.run("a", "ok")
     started = zygote.hear()
-    assert started == {"started": str(attempt), "pid": started["pid"]}
+    (pid,) = started["pids"]
+    assert started == {"started": str(attempt), "pids": [pid]}
     assert zygote.hear() == {"ended": str(attempt), "result": disk.read_json(attempt / disk.RESULT)}
-    assert disk.read_json(attempt / disk.STATE)["pid"] == started["pid"] != zygote.process.pid
+    assert disk.read_json(attempt / disk.STATE)["pid"] == pid != zygote.process.pid
 
 
 def test_stop_ends_one_cell_and_not_its_neighbour(zygote):
@@ -109,7 +110,7 @@ def test_without_its_driver_it_sees_its_cells_to_their_ends_and_exits(zygote):
 
 def test_its_cells_die_with_it(zygote):
     attempt = zygote.run("a", "hang", "deaf")
-    cell = psutil.Process(zygote.hear()["pid"])
+    cell = psutil.Process(*zygote.hear()["pids"])
     wait_for((attempt / "here").exists)
     zygote.process.kill()
     wait_for(lambda: not cell.is_running() or cell.status() == psutil.STATUS_ZOMBIE)

@@ -104,6 +104,37 @@ def test_a_job_that_slurm_requeues_for_its_exit_code_is_alive_whatever_accountin
     assert Scheduler(clock).ask(["7_0", "7_1"])["7_0"].state == "PENDING"
 
 
+@pytest.mark.parametrize(
+    ("accounts", "outcome"),
+    [("", Outcome.LOST), (account("7", "PREEMPTED"), Outcome.PREEMPTED), (account("7", "RUNNING"), Outcome.LOST)],
+)
+def test_S7_whoever_asks_but_once_hears_of_the_end_as_well(programs, monkeypatch, accounts, outcome):
+    monkeypatch.setattr(scheduler, "GONE_AFTER_S", 0.1)
+    programs.say("sacct", accounts)
+    programs.say("squeue", error=NO_JOB)
+    slurm = Scheduler()
+    assert slurm.ask_until_sure(["7"])["7"].meaning.outcome is outcome
+    assert len(programs.calls("squeue")) == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"queue": queued("7", "RUNNING")},
+        {"accounts": account("7", "FAILED")},
+        {"accounts": account("7", "HIBERNATING")},
+        {"error": NO_CONTROLLER},
+        {"sacct": DBD_DOWN},
+    ],
+)
+def test_nobody_waits_where_that_would_tell_no_more(programs, said):
+    programs.say("sacct", said.get("accounts", ""), error=said.get("sacct", ""))
+    programs.say("squeue", said.get("queue", ""), error=said.get("error", ""))
+    Scheduler().ask_until_sure(["7"])
+    assert len(programs.calls("sacct")) == 1
+    assert len(programs.calls("squeue")) <= 1
+
+
 def test_L4_an_unknown_state_stays_what_it_is_for_ever(ask):
     for _ in range(3):
         seen = ask(account("7", "HIBERNATING"), after_s=1000)
