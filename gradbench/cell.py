@@ -107,7 +107,10 @@ def _run(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> tuple[O
     for record, _ in disk.read_points(progress.attempt):
         progress.add(record)
     ranks.meet()
-    training = _resume(config, progress, ranks) or _begin(config, progress, ranks)
+    training = _resume(config, progress, ranks)
+    if training is None:
+        progress.begin_again()
+        training = _begin(config, progress, ranks)
     try:
         _train(training, progress, ranks)
     except Diverged as error:

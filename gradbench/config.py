@@ -138,10 +138,21 @@ def check(config: Mapping[str, Any]) -> None:
         if config["launch"][key] is not None:
             _at_least(f"launch.{key}", config["launch"][key], 1)
     for key, value in config["resources"].items():
-        if value is not None and (value < 0 or (value == 0 and key != "gpus")):
-            raise UserError(f"resources.{key}={value:g}: must be more than 0" + " or 0" * (key == "gpus"))
+        if value is not None and not (0 < value < float("inf") or value == 0 == (key != "gpus")):  # nan is neither
+            least = "0 or more" if key == "gpus" else "more than 0"
+            raise UserError(f"resources.{key}={value:g}: must be {least}")
+    if config["gate"]["samples"] is not None:
+        _at_least("gate.samples", config["gate"]["samples"], 1)
+    if not config["runs"]:
+        raise UserError("runs= is empty: it names the folder of the results")
     check_processes(config)
     _learning_rate(config["optimizer"])
+
+
+def processes_of(resources: Mapping[str, Any]) -> int:
+    """Return how many processes train a cell together, where there are as many GPUs as it asks for."""
+    asked = {**vars(Resources()), **resources}
+    return int(asked["nodes"] * (asked["processes"] or max(1, asked["gpus"])))
 
 
 def check_processes(config: Mapping[str, Any]) -> None:
@@ -152,7 +163,7 @@ def check_processes(config: Mapping[str, Any]) -> None:
     if key == "processes":
         _at_least("resources.processes", asked["processes"], 1)
     _at_least("resources.nodes", asked["nodes"], 1)
-    if batch_size % (asked["nodes"] * max(1, asked[key])):
+    if batch_size % processes_of(asked):
         raise UserError(f"train.batch_size={batch_size}: not divisible by {' x '.join(words)}")
 
 

@@ -30,6 +30,17 @@ class Progress:
     facts: dict[str, Any] = field(default_factory=dict)
     stop_asked: bool = False
 
+    def begin_again(self) -> None:
+        """Forget the points of a process that died: they are on disk, and no part of what this one measures."""
+        if self.steps:
+            self.facts["began_again_after"] = self.steps[-1].update
+        self.go_back_to(-1)
+
+    def go_back_to(self, update: int) -> None:
+        """Forget the points behind an update."""
+        self.steps = [step for step in self.steps if step.update <= update]
+        self.evaluations = [each for each in self.evaluations if each.update <= update]
+
     def add(self, record: StepRecord | EvalRecord) -> None:
         """Take a point; one that is known already stands, when an attempt starts again."""
         if isinstance(record, StepRecord):

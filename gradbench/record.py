@@ -128,7 +128,10 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
-    """Bytes of one un-timed update at its peak, by category; exact on a CPU and a GPU alike."""
+    """Bytes of one un-timed update at its peak, by category; exact on a CPU and a GPU alike.
+
+    Where several processes train a cell, of the first one.
+    """
 
     peak_bytes: int
     params_bytes: int

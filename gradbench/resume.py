@@ -65,6 +65,7 @@ class Checkpoint:
         loop.strategy.load_state_dict(self.strategy)
         RngState.of(self.rng[loop.ranks.rank]).restore()
         loop.start = self.update
+        progress.go_back_to(self.update)  # a process that was killed later may have been further
         progress.facts, progress.memory, progress.started_unix_s = told, memory, self.started_unix_s
 
     def _require_fit(self, loop: Loop, progress: Progress, facts: Mapping[str, Any]) -> None:

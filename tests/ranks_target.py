@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gradbench.cell import run_attempt
+from gradbench.gate.sides import _Gate
 from gradbench.loop import Loop
 from gradbench.strategy.standard import Standard
 from gradbench.tracking import disk
@@ -31,7 +32,7 @@ def run(attempt: Path) -> None:
     Loop.run = kept  # type: ignore[method-assign]
     accident = disk.load_config(attempt).get("accident")
     if accident is not None:
-        _prepare(attempt, **accident)
+        (_have_little_memory if accident["what"] == "little_memory" else _prepare)(attempt, **accident)
     run_attempt(attempt)
 
 
@@ -47,6 +48,17 @@ def _prepare(attempt: Path, what: str, rank: int = 1, update: int = 3) -> None:
         return plain(strategy, ACCIDENTS[what](attempt, batch) if calls == update else batch)
 
     Standard.update = update_or_not  # type: ignore[method-assign]
+
+
+def _have_little_memory(attempt: Path, what: str) -> None:
+    """Let plain backprop fit one rank's device with one sample only."""
+    fits = _Gate._pass
+
+    def fits_one(gate: _Gate, batch: Any, scale: float) -> Any:
+        return fits(gate, batch, scale) if len(batch["labels"]) == 1 else None
+
+    if os.environ.get(RANK) == "1":
+        _Gate._pass = fits_one  # type: ignore[method-assign]
 
 
 def _die(attempt: Path, batch: Any) -> Any:

@@ -47,7 +47,10 @@ def test_every_make_target_that_is_named_exists(text):
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets | {"ruff"}
 
 
-@pytest.mark.parametrize("name", [*re.findall(r"\]\(([^)]+)\)", README), "launch/mlflow-server", "launch/slurm", "launch/driver", "LICENSE"])
+@pytest.mark.parametrize(
+    "name",
+    [*re.findall(r"\]\(([^)]+)\)", README), "launch/mlflow-server", "launch/slurm", "launch/driver", "LICENSE"],
+)
 def test_every_file_that_is_named_exists(name):
     assert (ROOT / name).is_file()
 

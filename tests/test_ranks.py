@@ -132,6 +132,18 @@ def test_the_gate_compares_what_both_have_computed(zygote, cell_of):
     assert result.reason.startswith("checkpointing is not exact: ")
 
 
+def test_a_gate_that_does_not_fit_one_device_takes_less_on_all(zygote, cell_of):
+    result = zygote.run(cell_of(accident={"what": "little_memory"}))
+    assert (result.outcome, result.facts["gate"]["samples"]) == (Outcome.OK, 2), result.reason
+
+
+def test_three_processes_sum_in_another_order(zygote, cell_of):
+    cell = ("train.batch_size=9", "strategy=checkpointing", "optimizer=sgd", "optimizer.lr=0.01")
+    three, one = cell_of(*cell), cell_of(*cell)
+    assert [zygote.run(three, 3).outcome, zygote.run(one, 1).outcome] == [Outcome.OK, Outcome.OK]
+    assert_same_training(three, one, rtol=1e-5, atol=1e-7)
+
+
 def test_each_process_draws_masks_of_its_own(zygote, cell_of):
     cell = ("model.dropout=0.3", "optimizer=sgd", *BARE)
     attempts = [cell_of(*cell) for _ in range(3)]

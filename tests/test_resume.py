@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradbench.cell import ON_STOP, recipe, run_attempt
+from gradbench.cell import ON_STOP, Cell, recipe, run_attempt
 from gradbench.record import EvalRecord, Outcome, StepRecord
 from gradbench.rng import RngState
 from gradbench.strategy.standard import Standard
@@ -184,8 +185,22 @@ def test_what_is_killed_without_a_checkpoint_begins_again_and_tells_nothing_twic
     assert (result.outcome, result.updates_done) == (Outcome.OK, 6)
     assert (killed / disk.STEPS).read_bytes().startswith(told)
     assert same_training(killed, whole)
-    steps = [record for record, _ in disk.read_points(killed) if isinstance(record, StepRecord)]
-    assert result.metrics["final/train_s"] == sum(step.step_s for step in steps)
+    assert result.facts["began_again_after"] == 3
+    told_s = sum(json.loads(line)["step_s"] for line in lines if b'"step"' in line)
+    assert result.metrics["final/train_s"] != told_s  # its own, of all six updates
+
+
+def test_what_begins_again_and_fails_at_once_reports_nothing_of_before(attempt_of, monkeypatch):
+    killed = attempt_of(*LONGER)
+    run_attempt(killed)
+    (killed / disk.RESULT).unlink()
+
+    def fail(_cell):
+        raise MemoryError("on purpose")
+
+    monkeypatch.setattr(Cell, "gate", fail)
+    result = run_attempt(killed)
+    assert (result.updates_done, result.metrics) == (0, {})
 
 
 def tear(attempt):
@@ -271,9 +286,7 @@ def test_random_state_is_plain_data_and_draws_the_same_again():
 def test_a_real_process_that_is_told_to_stop_leaves_what_another_goes_on_from(attempt_of):
     cell = ("train.updates=200", "train.eval_every=200", "optimizer=cg", "model.dropout=0.1", *BARE)
     whole, parts = attempt_of(*cell), attempt_of(*cell)
-    code = (
-        "import sys; from pathlib import Path; from gradbench.cell import run_attempt; run_attempt(Path(sys.argv[1]))"
-    )
+    code = "import sys; from pathlib import Path; from gradbench.cell import Cell, run_attempt; run_attempt(Path(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", code, parts], env={**os.environ, ON_STOP: "save"})
     end_s = time.monotonic() + 60
     while not disk.last_update(parts):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
+from gradbench.config import processes_of
 from gradbench.record import Batch, CellSpec, Loss, MakeOptimizer, PhaseMarker, UpdateRecord
 from gradbench.strategy.backprop import Backprop, split
 from gradbench.strategy.base import Strategy, require_count
@@ -52,14 +53,22 @@ class Accumulation(Strategy):
         return None
 
     def remark(self, cell: CellSpec) -> str | None:
-        """Say what becomes of a batch that K does not divide."""
-        batch_size = cell.science["train"]["batch_size"]
-        size, rest = divmod(batch_size, self.steps)
-        if self.arm is not Arm.SAME_BATCH or not rest:
+        """Say what becomes of a batch that K does not divide, or that each process has too small a share of."""
+        batch_size, processes = cell.science["train"]["batch_size"], processes_of(cell.config.get("resources", {}))
+        if self.arm is not Arm.SAME_BATCH:
+            return None
+        if batch_size // processes < self.steps:
+            return (
+                f"strategy.steps={self.steps}: each of {processes} processes has {batch_size // processes} of the "
+                f"train.batch_size={batch_size} samples, and makes micro-batches of one"
+            )
+        size, rest = divmod(batch_size // processes, self.steps)
+        if not rest:
             return None
         return (
-            f"strategy.steps={self.steps} does not divide train.batch_size={batch_size}: {rest} micro-batches of "
-            f"{size + 1} samples and {self.steps - rest} of {size}, weighted by their tokens, so the update is the same"
+            f"strategy.steps={self.steps} does not divide train.batch_size={batch_size}{_over(processes)}: {rest} "
+            f"micro-batches of {size + 1} samples and {self.steps - rest} of {size}, weighted by their tokens, so the "
+            "update is the same"
         )
 
     def schedule(self, batch_size: int, updates: int) -> list[int]:
@@ -83,3 +92,7 @@ class Accumulation(Strategy):
         samples = len(batch["labels"]) * self._world
         window = self._full_window or samples
         return self._backprop.update(split(batch, max(1, -(-self.steps * samples // window))))
+
+
+def _over(processes: int) -> str:
+    return f" over {processes} processes" if processes > 1 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,28 @@ def code_note(sweep: Path, cells: Sequence[CellStatus]) -> str | None:
     return f"the code has changed since {which} of {how_many(len(changed))}: {_difference(before, now)}"
 
 
+def finished_note(attempts: Collection[Path]) -> str | None:
+    """Return one line when results that need not be computed again are of other code."""
+    now = fingerprint()
+    results = (disk.load_result(attempt) for attempt in attempts)
+    told = [code for result in results if result is not None and (code := _told(result.facts)) is not None]
+    changed = [code for code in told if code["sha256"] != now["sha256"]]
+    if not changed:
+        return None
+    return f"{how_many(len(changed))} finished with other code: {_difference(changed, now)} (rerun=all runs them again)"
+
+
+def _told(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    code: Mapping[str, Any] | None = facts.get("resumed_with", {}).get("code") or facts.get("code")
+    return code
+
+
 def _code_of(sweep: Path, cell: CellStatus) -> Mapping[str, Any] | None:
     """Return the code that a cell's last attempt ran; of a first one that told nothing, that of its sweep."""
     if cell.attempt is None:
         return None
     result = disk.load_result(sweep / cell.id / str(cell.attempt))
-    facts = result.facts if result is not None else {}
-    told = facts.get("resumed_with", {}).get("code") or facts.get("code")
+    told = _told(result.facts) if result is not None else None
     return told or (folder.load(sweep).get("code") if cell.attempt == 1 else None)
 
 

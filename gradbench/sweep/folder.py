@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +18,7 @@ from gradbench.config import UserError
 from gradbench.record import CellSpec, Outcome, Result
 from gradbench.tracking import disk
 
+LOCK = ".rerun.lock"
 RECORDED = ("gradbench", "torch", "transformers", "accelerate", "mlflow", "hydra-core", "submitit")
 
 
@@ -85,6 +88,14 @@ def _content(folder: Path, order: Order, cells: Sequence[CellSpec], finished: Ma
             for cell in cells
         ],
     }
+
+
+@contextmanager
+def choosing(sweep: Path) -> Iterator[None]:
+    """Wait until nobody else chooses cells of a sweep to rerun: the next who does sees what this one has started."""
+    with (sweep / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def may_be_live(sweep: Path) -> bool:

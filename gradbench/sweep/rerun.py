@@ -33,18 +33,19 @@ def rerun(
     console: Console,
 ) -> tuple[list[CellStatus], int]:
     """Run the next attempt of the named cells of a sweep; return their status and the exit code."""
-    chosen = _choose(sweep, names, failed=failed)
-    if not chosen:
-        console.print(f"{sweep.name}: nothing to rerun; {table.counts(status.of_sweep(sweep))}")
-        return [], 0
-    asked = _asked(changes, settings)
-    specs = [_changed(_spec(sweep, cell), asked) for cell in chosen]
-    for spec in specs:
-        check_processes(spec.config)
-    jobs = [job_of(sweep, spec) for spec in specs]
-    launcher = launcher_of(specs[0].config, hydra, asked)
-    launcher.provide([spec.config for spec in specs], printer(console))
-    launcher.begin(jobs)
+    with folder.choosing(sweep):
+        chosen = _choose(sweep, names, failed=failed)
+        if not chosen:
+            console.print(f"{sweep.name}: nothing to rerun; {table.counts(status.of_sweep(sweep))}")
+            return [], 0
+        asked = _asked(changes, settings)
+        specs = [_changed(_spec(sweep, cell), asked) for cell in chosen]
+        for spec in specs:
+            check_processes(spec.config)
+        jobs = [job_of(sweep, spec) for spec in specs]
+        launcher = launcher_of(specs[0].config, hydra, asked)
+        launcher.provide([spec.config for spec in specs], printer(console))
+        launcher.begin(jobs)
     folder.take_over(sweep)
     console.print(f"sweep {sweep.name}: the next attempt of {table.how_many(len(jobs))}")
     if (note := code_note(sweep, chosen)) is not None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from gradbench.config import Resources, UserError
 from gradbench.record import CellSpec, Result
 from gradbench.sweep import folder, status, table
+from gradbench.sweep.drift import finished_note
 from gradbench.sweep.interrupt import Stop, interruptible
 from gradbench.sweep.job import Ended, Job, Launcher
 from gradbench.sweep.local.launcher import LocalLauncher
@@ -35,7 +36,7 @@ def run(
     again = config["rerun"] == "all"
     done = {} if again else folder.finished(runs, cells)
     busy = {} if again else status.on_their_way(runs, {cell.id for cell in cells} - done.keys())
-    for note in (*notes, *_left_out(busy)):
+    for note in (*notes, *_left_out(busy), *filter(None, [finished_note(done.values())])):
         console.print(note, soft_wrap=True, markup=False)
     cells = [cell for cell in cells if cell.id not in busy]
     if not cells:

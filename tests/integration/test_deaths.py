@@ -32,7 +32,7 @@ scratch = make_jobs(runs / "scratch", *cells)
 order = folder.Order(("python", "-m", "gradbench"), "local", {"uri": None, "experiment": "gradbench"})
 sweep = folder.create(runs, order, [job.spec for job in scratch], {})
 jobs = [Job(sweep / job.spec.id, job.spec) for job in scratch]
-sys.exit(run._drive(Console(width=200), sweep, jobs, launcher(workers=len(jobs))))
+sys.exit(run.drive(Console(width=200), sweep, jobs, launcher(workers=len(jobs)))[1])
 """
 
 

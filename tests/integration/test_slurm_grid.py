@@ -138,7 +138,7 @@ def test_the_line_of_the_readme_fills_the_cluster(user):
     assert len(jobs) == 2  # of two cells each
     assert {job.partition("_")[2] for job in jobs} == {"0", "1"}
     for job in jobs:
-        log = (user.sweep / "slurm" / "jobs" / f"{job}_0_log.out").read_text()
+        log = next((user.sweep / "slurm").glob(f"*/{job}_0_log.out")).read_text()
         assert log.count(": starts") == 2
         assert "cores: 1" in log
     runs = user.mlflow_runs()
@@ -265,7 +265,8 @@ def test_a_driver_can_be_a_job_itself(user):
     driver = Path(__file__).parents[2] / "launch" / "driver"
     words = ("sbatch", "--parsable", f"--chdir={user.folder}", str(driver), "-m", "optimizer=sgd", *SHORT)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    job = subprocess.run(words, env={**user.env, "PATH": path}, capture_output=True, text=True, check=True).stdout.strip()
+    env = {**user.env, "PATH": path}
+    job = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
     until(lambda: user.cluster.account(job, "State") not in ([], ["PENDING"], ["RUNNING"]), 180)
     log = (user.folder / f"gradbench-driver-{job}.log").read_text()
     assert (user.cluster.account(job, "State"), "1 cell: 1 ok" in log) == (["COMPLETED"], True), log

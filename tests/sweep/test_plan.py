@@ -28,7 +28,7 @@ def test_json_is_the_contract(cells):
     for cell in document["cells"]:
         assert set(cell) == {"id", "name", "overrides", "axes", "skip", "finished", "resources", "predicted"}
         assert {"model", "optimizer", "strategy", "seed"} <= set(cell["axes"])
-        assert set(cell["resources"]) == {"gpus", "cpus", "mem_gb", "time_min"}
+        assert set(cell["resources"]) == {"gpus", "cpus", "mem_gb", "time_min", "processes", "nodes"}
         assert set(cell["predicted"]) == PREDICTED
     assert [cell["finished"] for cell in document["cells"]] == [True, False]
 

@@ -156,7 +156,7 @@ class Books:
         # Nothing may follow an attempt's result.
         kill_and_wait([pid for running in self._running.values() for pid in running.pids], _BURIAL_S)
         yield from [self._end(name, _orphaned(running, why, log)) for name, running in list(self._running.items())]
-        if not worker.ready:
+        if not worker.ready and not self._stop.save:
             outcome = Outcome.HOST_OOM if oom_kills() > self._oom_kills else Outcome.FAILED
             yield from self._end_waiting(outcome, f"the worker process could not start: {why}", log)
 

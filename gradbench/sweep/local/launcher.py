@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from gradbench.config import Resources, UserError
+from gradbench.config import UserError, processes_of
 from gradbench.probe.nvml import gpu_uuids
 from gradbench.sweep.interrupt import LOCAL_WORDS, Stop
 from gradbench.sweep.job import Event, Job
@@ -85,9 +85,7 @@ class LocalLauncher:
         A caller that leaves before the end stops the sweep as a second Ctrl-C does.
         """
         jobs = list(jobs)
-        books = Books(
-            jobs, self.slots(jobs), stop or Stop(), lambda: self._hire(job.spec.config for job in jobs), warm
-        )
+        books = Books(jobs, self.slots(jobs), stop or Stop(), lambda: self._hire(job.spec.config for job in jobs), warm)
         try:
             yield from books.events()
         finally:
@@ -106,9 +104,9 @@ class LocalLauncher:
 
 def _modules(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the modules that a cell of this config wants, those that are known to fork well."""
-    named, asked = list(_named(config)), Resources(**config.get("resources", {}))
+    named = list(_named(config))
     yield from named
-    if named and asked.nodes * (asked.processes or asked.gpus) > 1:
+    if named and processes_of(config.get("resources", {})) > 1:
         yield "torch._dynamo"  # DistributedDataParallel imports it, which takes seconds
 
 

@@ -51,6 +51,7 @@ def job(programs, monkeypatch, no_orphans):
     monkeypatch.setenv(disk.JOB_VARIABLE, "")  # what `run_task` sets is gone after the test
     monkeypatch.setattr(fate, "_ASK_S", 0)
     monkeypatch.setattr(node, "KILLED_WITHIN_S", 0)
+    monkeypatch.setattr(node, "catch_up", lambda _sweep: None)  # as while a driver sends the results
     graces = Graces(stop_s=0.5, exit_s=0.5)
     monkeypatch.setattr(node, "LocalLauncher", partial(LocalLauncher, target="targets:run", gpus=(), graces=graces))
     numbers = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
@@ -79,7 +80,7 @@ def outcomes(sweep, attempt=1):
 
 def test_S2_S14_a_dead_cell_costs_no_other_and_its_log_tells(job, tmp_path, capsys):
     specs = cells(["ok"], ["kill", 9], ["raise"], ["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     run(sweep, submit(sweep, specs, pack=4))
     assert outcomes(sweep) == {0: "ok", 1: "lost", 2: "failed", 3: "ok"}
     log = (sweep / specs[2].id / "1" / disk.LOG).read_text()
@@ -96,7 +97,7 @@ def test_a_task_runs_its_own_cells_as_the_attempts_that_were_promised(job, tmp_p
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     specs = cells(["ok"], ["ok"], ["ok"], ["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     run(sweep, submit(sweep, specs, pack=2, attempt=3), task=1)
     assert outcomes(sweep, attempt=3) == {2: "ok", 3: "ok"}
     assert disk.read_json(sweep / specs[2].id / "3" / disk.STATE)["job"] == "7_1"
@@ -105,7 +106,7 @@ def test_a_task_runs_its_own_cells_as_the_attempts_that_were_promised(job, tmp_p
 def test_S12_a_job_that_comes_back_runs_in_the_same_folder_what_has_not_ended(job, tmp_path):
     """Not what failed by itself: of that the driver has told, and MLflow knows."""
     specs = cells(*[["ok"]] * 5)
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     before = [Outcome.OK, Outcome.FAILED, Outcome.PREEMPTED, Outcome.LOST]
     for spec, outcome in zip(specs[:4], before, strict=True):
         make_attempt(sweep, spec, outcome=outcome)
@@ -120,7 +121,7 @@ def test_S12_a_job_that_comes_back_runs_in_the_same_folder_what_has_not_ended(jo
 def test_an_attempt_that_has_been_superseded_is_not_run(job, tmp_path, begun):
     """As when SLURM brings back a job that was taken for dead, and the user has rerun its cell."""
     specs = cells(["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     old = submit(sweep, specs)
     if begun:
         make_attempt(sweep, specs[0], outcome=Outcome.NODE_FAIL)
@@ -133,7 +134,7 @@ def test_an_attempt_that_has_been_superseded_is_not_run(job, tmp_path, begun):
 
 def test_a_rerun_changes_how_the_cell_is_run_and_not_what_it_is(job, tmp_path):
     (spec,) = cells(["ok"])
-    sweep = on_slurm(tmp_path, [spec], alive=True)
+    sweep = on_slurm(tmp_path, [spec])
     asked = dataclasses.asdict(Resources(mem_gb=64, time_min=5))
     array = dataclasses.replace(array_of([spec], attempt=2), resources=asked, changes={"resources": {"mem_gb": 64}})
     run(sweep, arrays.create(sweep, array))
@@ -143,7 +144,7 @@ def test_a_rerun_changes_how_the_cell_is_run_and_not_what_it_is(job, tmp_path):
 
 def test_S17_a_job_of_other_code_than_was_submitted_says_so_in_its_log_and_result(job, tmp_path, capsys, monkeypatch):
     specs = cells(["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     monkeypatch.setattr(node, "fingerprint", lambda: {"sha256": "b" * 64})
     run(sweep, submit(sweep, specs, code="a" * 64))
     assert "gradbench: warning: the code has changed since this job was submitted" in capsys.readouterr().err
@@ -153,7 +154,7 @@ def test_S17_a_job_of_other_code_than_was_submitted_says_so_in_its_log_and_resul
 @pytest.mark.parametrize("code", [None, "b" * 64])
 def test_S17_the_same_code_is_not_worth_a_word(job, tmp_path, capsys, monkeypatch, code):
     specs = cells(["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     monkeypatch.setattr(node, "fingerprint", lambda: {"sha256": "b" * 64})
     run(sweep, submit(sweep, specs, code=code))
     assert "code" not in capsys.readouterr().err
@@ -162,7 +163,7 @@ def test_S17_the_same_code_is_not_worth_a_word(job, tmp_path, capsys, monkeypatc
 
 def test_S10_what_the_job_lacks_is_in_its_log(job, tmp_path, capsys):
     specs = cells(["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     asked = dataclasses.asdict(Resources(gpus=0, cpus=4096))
     run(sweep, arrays.create(sweep, dataclasses.replace(array_of(specs), resources=asked)))
     assert "gradbench: warning: resources.cpus=4096: the job has " in capsys.readouterr().err
@@ -196,7 +197,7 @@ def test_S5_S6_a_signal_ends_a_cell_as_what_slurm_says_it_is(job, tmp_path, numb
     said, outcome, requeued = STOPPED[why]
     job.say("scontrol", f"JobId=7 {said}\n")
     specs = cells(["polite"], ["ok"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     make_attempt(sweep, specs[0], outcome=None, steps=0)
     (sweep / specs[0].id / "1" / disk.CHECKPOINT).touch()
     signalled(sweep, submit(sweep, specs, pack=2), number, specs[0])
@@ -209,7 +210,7 @@ def test_S5_S6_a_signal_ends_a_cell_as_what_slurm_says_it_is(job, tmp_path, numb
 def test_S6_a_cell_that_swallows_exceptions_is_stopped_all_the_same(job, tmp_path):
     job.say("scontrol", "JobId=7 PreemptTime=None JobState=TIMEOUT\n")
     specs = cells(["swallow"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     signalled(sweep, submit(sweep, specs), signal.SIGUSR2, specs[0])
     assert outcomes(sweep) == {0: "timeout"}
     assert "swallowed" not in (sweep / specs[0].id / "1" / disk.LOG).read_text()
@@ -223,7 +224,7 @@ def test_a_job_that_is_to_come_back_waits_to_be_killed(job, tmp_path, monkeypatc
     monkeypatch.setattr(node.time, "sleep", slept.append)
     job.say("scontrol", f"JobId=7 {STOPPED[why][0]}\n")
     specs = cells(["polite"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     make_attempt(sweep, specs[0], outcome=None)
     signalled(sweep, submit(sweep, specs), signal.SIGTERM, specs[0])
     assert (123 in slept) is waits
@@ -232,7 +233,7 @@ def test_a_job_that_is_to_come_back_waits_to_be_killed(job, tmp_path, monkeypatc
 def test_a_warning_that_comes_when_all_is_done_requeues_nothing(job, tmp_path):
     job.say("scontrol", f"JobId=7 {STOPPED['warned'][0]}\n")
     specs = cells(["warned"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     run(sweep, submit(sweep, specs, resumes=True))
     assert (outcomes(sweep), job.calls("scontrol")) == ({0: "ok"}, [])
 
@@ -240,7 +241,7 @@ def test_a_warning_that_comes_when_all_is_done_requeues_nothing(job, tmp_path):
 def test_a_slurmctld_that_can_not_be_asked_costs_no_result(job, tmp_path, capsys):
     job.say("scontrol", error="slurm_load_jobs error: Unable to contact slurm controller")
     specs = cells(["polite"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     signalled(sweep, submit(sweep, specs), signal.SIGTERM, specs[0])
     assert outcomes(sweep) == {0: "preempted"}
     assert "gradbench: warning: slurmctld does not answer" in capsys.readouterr().err
@@ -249,7 +250,7 @@ def test_a_slurmctld_that_can_not_be_asked_costs_no_result(job, tmp_path, capsys
 def test_S5_through_submitit_its_own_handlers_take_nothing_for_a_timeout(slurm, conf, tmp_path, targets):
     """Ten minutes, USR2 at once: submitit alone would call that timed out, and raise in the middle of the cell."""
     specs = cells(["polite"])
-    sweep = on_slurm(tmp_path, specs, alive=True)
+    sweep = on_slurm(tmp_path, specs)
     asked = dataclasses.asdict(Resources(gpus=0, time_min=10))
     array = dataclasses.replace(array_of(specs, job=None), resources=asked)
     array = submit_for_real(sweep, array, Order(conf, "gradbench.x", 1))

@@ -86,7 +86,7 @@ def test_S16_both_tasks_train_a_cell_of_two_nodes_and_one_result_is_left(srun, t
     assert outcomes(sweep) == ["ok", "ok"]
     for each in disk.cells(sweep):
         ranks = told(each)
-        assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks] == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
+        assert [rank["RANK"] + rank["LOCAL_RANK"] for rank in ranks] == ["00", "11", "20", "31"]
         assert {rank["WORLD_SIZE"] + rank["LOCAL_WORLD_SIZE"] for rank in ranks} == {"42"}
         assert len({(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks}) == 1
         assert [rank["there"] is not None for rank in ranks] == [True, False, False, False]

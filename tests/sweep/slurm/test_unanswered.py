@@ -105,8 +105,8 @@ def test_a_driver_killed_while_sbatch_thinks_leaves_what_status_understands(slur
         "from gradbench.sweep.slurm.conf import SlurmConf\n"
         "from gradbench.sweep.slurm.arrays import Array, Promise\n"
         "from gradbench.sweep.slurm.submission import Order, submit\n"
-        "asked = dict(gpus=0, cpus=None, mem_gb=None, time_min=None)\n"
-        f"array = Array(0, ((Promise('{SPECS[0].id}', 1),),), asked)\n"
+        "from gradbench.config import Resources\n"
+        f"array = Array(0, ((Promise('{SPECS[0].id}', 1),),), asdict(Resources()))\n"
         "submit(Path(sys.argv[1]), array, Order(asdict(SlurmConf()), 'x', 1))\n"
     )
     sweep = make_sweep(tmp_path / "runs", SPECS[:1])
