@@ -139,8 +139,8 @@ def check(config: Mapping[str, Any]) -> None:
             _at_least(f"launch.{key}", config["launch"][key], 1)
     for key, value in config["resources"].items():
         if value is not None and not (0 < value < float("inf") or value == 0 == (key != "gpus")):  # nan is neither
-            least = "0 or more" if key == "gpus" else "more than 0"
-            raise UserError(f"resources.{key}={value:g}: must be {least}")
+            bound = "0 or more" if key == "gpus" else "more than 0"
+            raise UserError(f"resources.{key}={value:g}: must be {bound}")
     if config["gate"]["samples"] is not None:
         _at_least("gate.samples", config["gate"]["samples"], 1)
     if not config["runs"]:

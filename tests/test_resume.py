@@ -286,7 +286,9 @@ def test_random_state_is_plain_data_and_draws_the_same_again():
 def test_a_real_process_that_is_told_to_stop_leaves_what_another_goes_on_from(attempt_of):
     cell = ("train.updates=200", "train.eval_every=200", "optimizer=cg", "model.dropout=0.1", *BARE)
     whole, parts = attempt_of(*cell), attempt_of(*cell)
-    code = "import sys; from pathlib import Path; from gradbench.cell import Cell, run_attempt; run_attempt(Path(sys.argv[1]))"
+    code = (
+        "import sys; from pathlib import Path; from gradbench.cell import run_attempt; run_attempt(Path(sys.argv[1]))"
+    )
     process = subprocess.Popen([sys.executable, "-c", code, parts], env={**os.environ, ON_STOP: "save"})
     end_s = time.monotonic() + 60
     while not disk.last_update(parts):
