@@ -167,9 +167,9 @@ class Copier:
         if not result.returns:  # final values of a part would stand beside those of the whole
             store.log(run, mapping.final_points(result))
         store.set_tags(run, mapping.result_tags(result, again=known.result_ns is not None))
-        for name in UPLOADS:
-            if (attempt / name).exists():
-                store.upload(run, attempt / name)
+        for path in (*(attempt / name for name in UPLOADS), *sorted(attempt.glob(disk.OTHER_LOGS))):
+            if path.exists():
+                store.upload(run, path)
         if status == "RUNNING":
             store.set_status(run, status)
         else:

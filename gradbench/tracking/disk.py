@@ -28,6 +28,7 @@ from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
 
 SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.json"
 STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
+OTHER_LOGS = "log.rank*.txt"  # see `log_of_rank`
 CHECKPOINT = "checkpoint.pt"
 
 JOB_VARIABLE = "GRADBENCH_JOB"
@@ -280,7 +281,7 @@ def last_update(attempt: Path) -> int:
 
 def log_of_rank(rank: int) -> str:
     """Return the name of the file with what one of an attempt's processes prints; the first one's is the attempt's."""
-    return LOG if rank == 0 else f"log.rank{rank}.txt"
+    return LOG if rank == 0 else OTHER_LOGS.replace("*", str(rank))
 
 
 def save_config(attempt: Path, config: Mapping[str, Any]) -> None:

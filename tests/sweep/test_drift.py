@@ -77,3 +77,15 @@ def test_an_attempt_that_was_killed_is_of_its_sweeps_code_if_it_was_the_first(tm
 def test_a_cell_that_was_never_started_has_no_code(tmp_path):
     sweep, _specs = sweep_of(tmp_path, 1)
     assert note(sweep) is None
+
+
+def test_results_that_are_not_computed_again_though_the_code_has_changed_are_told_of(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 3)
+    for spec, code in zip(specs, (OLD, NOW, OLD), strict=True):
+        failed(sweep, spec, code=code)
+    attempts = [disk.attempts(sweep / spec.id)[-1] for spec in specs]
+    told = (
+        "2 cells finished with other code: commit a1b2c3d -> d4e5f6a (uncommitted changes) (rerun=all runs them again)"
+    )
+    assert drift.finished_note(attempts) == told
+    assert drift.finished_note(attempts[1:2]) is None

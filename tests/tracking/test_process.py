@@ -6,7 +6,8 @@ from mlflow.tracking import MlflowClient
 
 from gradbench.record import Outcome
 from gradbench.tracking import confirmed, disk
-from gradbench.tracking.process import Uploader, summary
+from gradbench.tracking.lock import exclusive
+from gradbench.tracking.process import Uploader, catch_up, summary
 from tests.tracking.folders import make_attempt, make_spec, make_sweep, wait_for
 
 # MLflow uses an option that SQLAlchemy is about to drop
@@ -21,6 +22,17 @@ def test_leaving_the_context_sends_the_rest(tmp_path):
         assert "1 runs are not in MLflow yet" in summary(sweep)
     assert "not in MLflow" not in summary(sweep)
     assert disk.read_json(sweep / "mlflow.json")["status"] == "FINISHED"
+
+
+def test_a_job_sends_what_its_driver_left_behind_but_never_beside_it(tmp_path):
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    attempt = make_attempt(sweep, spec)
+    with exclusive(sweep):
+        catch_up(sweep)
+    assert confirmed.load(attempt) is None
+    catch_up(sweep)
+    assert confirmed.load(attempt).status == "FINISHED"
 
 
 @pytest.mark.slow

@@ -24,6 +24,11 @@ class Guard:
         self.held: frozenset[str] = frozenset()  # jobs that wait until the user says more
         self.said: list[str] = []  # what the user is to hear
 
+    @property
+    def excluded(self) -> str | None:
+        """The nodes that no job shall go to, as sbatch takes them."""
+        return ",".join(self._excluded) or None
+
     def judge(self, ended: Ended) -> None:
         """Act on an end if it is the one too many."""
         if self.cause or self._is_told(ended):
@@ -44,7 +49,7 @@ class Guard:
     def _exclude(self, found: Exclude) -> None:
         self._excluded.append(found.node)
         pending = sorted(self._follower.pending())
-        trouble = _each(pending, "update", f"ExcNodeList={','.join(self._excluded)}", prefix="JobId=")
+        trouble = _each(pending, "update", f"ExcNodeList={self.excluded}", prefix="JobId=")
         said = f"{found.node}: {QUICK_DEATHS} cells died there at once"
         if trouble:
             said += f", and scontrol says: {trouble}"

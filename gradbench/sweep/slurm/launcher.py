@@ -125,7 +125,8 @@ class SlurmLauncher:
         return plan.planned(made, self._running, limits.together)
 
     def _submit(self) -> None:
-        for array in self._queue.submit(gpus=self._gpus, lives=self._follower.lives):
+        avoided = self._guard.excluded
+        for array in self._queue.submit(gpus=self._gpus, lives=self._follower.lives, exclude=avoided):
             self._follower.add(array, self._jobs)
 
     def run(self, _jobs: Iterable[Job], stop: Stop | None = None, _warm: None = None) -> Iterator[Event]:

@@ -35,14 +35,18 @@ class Queue:
         """The arrays that are not submitted yet."""
         return [planned.array for planned in self._waiting.values()]
 
-    def submit(self, *, gpus: bool, lives: Callable[[Array], bool]) -> Iterator[Array]:
-        """Submit what the site takes, and yield it; `gpus`: the partition has some, `lives`: an array has not ended."""
+    def submit(self, *, gpus: bool, lives: Callable[[Array], bool], exclude: str | None = None) -> Iterator[Array]:
+        """Submit what the site takes, and yield it.
+
+        `gpus`: the partition has some; `lives`: an array has not ended; `exclude`: nodes to avoid.
+        """
+        conf = {**self._conf, "exclude": exclude}
         if time.monotonic() < self._not_before_s:
             return
         self.full = None
         for position, planned in list(self._waiting.items()):
             try:
-                array = submit(self._sweep, planned.array, self._order(planned, gpus, lives))
+                array = submit(self._sweep, planned.array, self._order(planned, conf, gpus, lives))
             except Refused as error:
                 if error.for_now:
                     self.full, self._not_before_s = str(error), time.monotonic() + RETRY_S
@@ -59,8 +63,8 @@ class Queue:
         self._waiting.clear()
         return left
 
-    def _order(self, planned: Planned, gpus: bool, lives: Callable[[Array], bool]) -> Order:
+    def _order(self, planned: Planned, conf: Mapping[str, Any], gpus: bool, lives: Callable[[Array], bool]) -> Order:
         specs = [self._jobs[promise.cell].spec for task in planned.array.tasks for promise in task]
         before = self.submitted.get(planned.after) if planned.after is not None else None
         after = before.job if before and lives(before) else None  # SLURM soon forgets one that has ended
-        return Order(self._conf, job_name(specs), planned.throttle, after, gpus)
+        return Order(conf, job_name(specs), planned.throttle, after, gpus)

@@ -1,5 +1,6 @@
 """The books when things go wrong around the cells: the worker process, the disk, whoever listens."""
 
+import itertools
 import sys
 
 import psutil
@@ -9,6 +10,7 @@ from gradbench.record import Outcome
 from gradbench.sweep.ending import reconcile
 from gradbench.sweep.interrupt import Stop
 from gradbench.sweep.job import Ended, Started
+from gradbench.sweep.local import books
 from gradbench.tracking import disk
 from tests.sweep.cells import (
     all_cancelled,
@@ -63,6 +65,13 @@ def test_a_zygote_that_cannot_be_started_fails_every_cell(tmp_path, monkeypatch)
     assert {result.outcome for result in found.values()} == {Outcome.FAILED}
     assert "could not start: [Errno 2] No such file or directory: '/no/such/python'" in found["c01"].reason
     assert on_disk(tmp_path) == {"c00": "failed", "c01": "failed"}
+
+
+def test_a_zygote_that_the_kernel_kills_for_memory_while_it_imports_is_no_failure_of_the_cells(tmp_path, monkeypatch):
+    counts = itertools.count()
+    monkeypatch.setattr(books, "oom_kills", lambda: next(counts))
+    found = results(launcher(target="no_such_module:run").run(make_jobs(tmp_path, ["ok"])))
+    assert found["c00"].outcome is Outcome.HOST_OOM
 
 
 def test_who_leaves_the_loop_stops_the_sweep(tmp_path):

@@ -1,5 +1,6 @@
 """H3, H5, H6, H8 and reruns: the whole command, up to what sbatch is given."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -205,3 +206,23 @@ def test_what_waits_in_the_queue_is_not_finished_and_a_plan_tells_what_would_be_
     shown = says("plan", *DETACHED, "seed=0,1").out
     assert "would submit 2 jobs in 1 array to " in shown
     assert len(slurm.submitted) == 1
+
+
+def test_the_same_line_again_leaves_out_what_is_queued_already(says, slurm, runs):
+    says(*DETACHED, "seed=0,1")
+    (first,) = folder.all_sweeps(runs)
+    again = says(*DETACHED, "seed=0,1,2")
+    assert f"2 cells left out: running or queued in sweep {first.name}" in again.out
+    _, second = folder.all_sweeps(runs)
+    assert [disk.load_cell(second / cell).config["seed"] for cell in promised(second)] == [2]
+    assert "1 cell left out" in says(*DETACHED, "seed=0,1,2", code=1).out
+    assert len(slurm.submitted) == 2
+    says(*DETACHED, "seed=0", "rerun=all")
+    assert len(slurm.submitted) == 3
+
+
+def test_who_chooses_cells_to_rerun_waits_for_who_chooses_already(says, runs):
+    says(*DETACHED, "seed=0")
+    (sweep,) = folder.all_sweeps(runs)
+    with folder.choosing(sweep), (sweep / folder.LOCK).open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
