@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gradbench.config import CONF, UserError, check, register
 from gradbench.record import CellSpec
+from gradbench.tracking.disk import Damaged
 
 NO_READER, MISTAKE, INTERRUPTED = 1, 2, 130
 WIDE = 200  # columns
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)
-    except UserError as error:
+    except (UserError, Damaged) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         print(f"gradbench: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gradbench.cli import COMMANDS, main
+from tests.tracking.folders import make_attempt, make_spec, make_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +101,18 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_M1_a_file_store_is_refused_with_what_is_allowed(capsys):
     assert main(["tracking.uri=file:/tmp/mlruns"]) == 2
     assert "MLflow has given up its file store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1]"])
+@pytest.mark.parametrize("name", ["sweep.json", "0123456789ab/1/result.json", "slurm/1.json"])
+def test_a_damaged_file_is_named_in_one_line(name, content, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+    spec = make_spec()
+    sweep = make_sweep(tmp_path, [spec])
+    make_attempt(sweep, spec)
+    (sweep / name).parent.mkdir(exist_ok=True)
+    (sweep / name).write_text(content)
+    assert main(["status"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"gradbench: {sweep / name}: damaged (")
+    assert said.count("\n") == 1

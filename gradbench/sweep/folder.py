@@ -19,6 +19,7 @@ from gradbench.record import CellSpec, Outcome, Result
 from gradbench.tracking import disk
 
 LOCK = ".rerun.lock"
+_NEEDED = {"sweep", "driver", "launcher", "tracking", "cells"}
 RECORDED = ("gradbench", "torch", "transformers", "accelerate", "mlflow", "hydra-core", "submitit")
 
 
@@ -132,6 +133,8 @@ def load(sweep: Path) -> dict[str, Any]:
     content: dict[str, Any] | None = disk.read_json(sweep / disk.SWEEP)
     if content is None:
         raise UserError(f"{sweep.name}: no sweep of this name in {sweep.parent}")
+    if not isinstance(content, dict) or not _NEEDED <= content.keys():
+        raise disk.Damaged(sweep / disk.SWEEP, KeyError(*sorted(_NEEDED)))
     return content
 
 

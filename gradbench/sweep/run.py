@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gradbench.config import Resources, UserError
 from gradbench.record import CellSpec, Result
-from gradbench.sweep import folder, status, table
+from gradbench.sweep import comparable, folder, status, table
 from gradbench.sweep.drift import finished_note
 from gradbench.sweep.interrupt import Stop, interruptible
 from gradbench.sweep.job import Ended, Job, Launcher
@@ -160,7 +160,7 @@ def drive(
         cells = [cell for cell in status.of_sweep(sweep, told) if not only or cell.id in chosen]
         if launcher.waits:
             table.show(console, cells)
-        for line in launcher.farewell(sweep):
+        for line in (*comparable.notes(sweep, cells), *launcher.farewell(sweep)):
             console.print(line, soft_wrap=True, markup=False)
         console.print(summary(sweep), soft_wrap=True, markup=False)
         return cells, _exit_code(cells, stop, waits=launcher.waits)

@@ -63,12 +63,33 @@ def _write(path: Path, text: str, *, replace: bool = True, sync: bool = True) ->
         Path(temporary).unlink(missing_ok=True)
 
 
+class Damaged(ValueError):
+    """A file does not hold what gradbench writes: a bad disk, or somebody's editor. The message names it."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        """Say which file, and what is wrong with it."""
+        super().__init__(f"{path}: damaged ({type(error).__name__}: {error}); move it away to go on without it")
+
+
 def read_json(path: Path) -> Any | None:
-    """Return the content of `path`, None where there is none."""
+    """Return the content of `path`, None where there is none.
+
+    Raises:
+        Damaged: it is no JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise Damaged(path, error) from error
+
+
+def _read_existing(path: Path) -> Any:
+    content = read_json(path)
+    if content is None:
+        raise FileNotFoundError(path)
+    return content
 
 
 def encode(value: Any) -> Any:
@@ -131,7 +152,7 @@ def attempts(cell: Path) -> list[Path]:
 
 def load_sweep(sweep: Path) -> dict[str, Any]:
     """Return the content of a sweep's `sweep.json`."""
-    content: dict[str, Any] = json.loads((sweep / SWEEP).read_text(encoding="utf-8"))
+    content: dict[str, Any] = _read_existing(sweep / SWEEP)
     return content
 
 
@@ -145,8 +166,11 @@ def save_cell(sweep: Path, spec: CellSpec) -> Path:
 
 def load_cell(cell: Path) -> CellSpec:
     """Return the cell whose folder this is."""
-    content = json.loads((cell / CELL).read_text(encoding="utf-8"))
-    return CellSpec(**{**content, "overrides": tuple(content["overrides"])})
+    content = _read_existing(cell / CELL)
+    try:
+        return CellSpec(**{**content, "overrides": tuple(content["overrides"])})
+    except (KeyError, TypeError) as error:
+        raise Damaged(cell / CELL, error) from error
 
 
 def save_result(attempt: Path, result: Result, *, replace: bool = True) -> None:
@@ -157,7 +181,10 @@ def save_result(attempt: Path, result: Result, *, replace: bool = True) -> None:
 def load_result(attempt: Path) -> Result | None:
     """Return the result of an attempt, None while it has none."""
     content = read_json(attempt / RESULT)
-    return None if content is None else to_result(content)
+    try:
+        return None if content is None else to_result(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(attempt / RESULT, error) from error
 
 
 def to_result(content: Mapping[str, Any]) -> Result:

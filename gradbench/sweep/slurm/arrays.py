@@ -96,8 +96,11 @@ def load(path: Path) -> Array:
     content = disk.read_json(path)
     if content is None:
         raise FileNotFoundError(path)
-    tasks = tuple(tuple(Promise(*promise) for promise in task) for task in content["tasks"])
-    return Array(**{**content, "tasks": tasks})
+    try:
+        tasks = tuple(tuple(Promise(*promise) for promise in task) for task in content["tasks"])
+        return Array(**{**content, "tasks": tasks})
+    except (KeyError, TypeError) as error:
+        raise disk.Damaged(path, error) from error
 
 
 def of_sweep(sweep: Path) -> list[Array]:
