@@ -69,28 +69,28 @@ def run_attempt(attempt: Path) -> Result:
             if ranks.world == 1:
                 (attempt / disk.RESULT).unlink(missing_ok=True)  # how it stopped the last time is not how it ends
             outcome, reason = _run(disk.load_config(attempt), progress, ranks)
-            together = True
+            together, speaks = True, ranks.first
         except BaseException as error:
             traceback.print_exc()
             outcome, reason = classify(error, progress.phase)
             together = isinstance(error, Cancelled)
-            if has_lost_another(error):
-                _let_it_speak_first(attempt)
+            speaks = ranks.first if together else not (has_lost_another(error) and _another_speaks(attempt))
         if ranks.world > 1:
             progress.facts["rank"] = ranks.rank
         result = progress.result(outcome, reason)
-        if ranks.first or not together:
+        if speaks:
             _say(attempt, result, ranks)
         if together:
             ranks.wait()  # who leaves before the result is there has died
     return result
 
 
-def _let_it_speak_first(attempt: Path) -> None:
-    """Give whoever is gone, or was to look after it, time to say why."""
+def _another_speaks(attempt: Path) -> bool:
+    """Give whoever is gone, or looks after it, time to say why; tell whether somebody has."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s and not (attempt / disk.RESULT).exists():
         time.sleep(_POLL_S)
+    return (attempt / disk.RESULT).exists()
 
 
 def _say(attempt: Path, result: Result, ranks: Ranks) -> None:

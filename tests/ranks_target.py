@@ -22,17 +22,18 @@ RANK = "RANK"
 
 
 def run(attempt: Path) -> None:
-    """Run a cell; each rank leaves its parameters where the training has ended."""
+    """Run a cell; each rank leaves what it has when the training has ended: `end0.pt`, `end1.pt`, ..."""
     train = Loop.run
 
     def kept(loop: Loop, *args: Any) -> Any:
         yield from train(loop, *args)
-        torch.save(loop.model.state_dict(), attempt / f"weights{os.environ.get(RANK, 0)}.pt")
+        end = {"weights": loop.model.state_dict(), "random": torch.get_rng_state(), "env": dict(os.environ)}
+        torch.save(end, attempt / f"end{os.environ.get(RANK, 0)}.pt")
 
     Loop.run = kept  # type: ignore[method-assign]
     accident = disk.load_config(attempt).get("accident")
     if accident is not None:
-        (_have_little_memory if accident["what"] == "little_memory" else _prepare)(attempt, **accident)
+        (SURROUNDINGS.get(accident["what"]) or _prepare)(attempt, **accident)
     run_attempt(attempt)
 
 
@@ -61,8 +62,17 @@ def _have_little_memory(attempt: Path, what: str) -> None:
         _Gate._pass = fits_one  # type: ignore[method-assign]
 
 
+def _see_one_gpu(attempt: Path, what: str) -> None:
+    torch.cuda.device_count = lambda: 1
+
+
 def _die(attempt: Path, batch: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _be_told_to_stop(attempt: Path, batch: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return batch
 
 
 def _fail(attempt: Path, batch: Any) -> Any:
@@ -87,8 +97,10 @@ def _pause(attempt: Path, batch: Any) -> Any:
 
 ACCIDENTS: dict[str, Callable[[Path, Any], Any]] = {
     "die": _die,
+    "be_told_to_stop": _be_told_to_stop,
     "fail": _fail,
     "run_out": _run_out,
     "diverge": _diverge,
     "pause": _pause,
 }
+SURROUNDINGS: dict[str, Callable[..., None]] = {"little_memory": _have_little_memory, "one_gpu": _see_one_gpu}

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradbench.data.order import mix
 from gradbench.ranks import Ranks, backend_of, device_index, has_lost_another
 from gradbench.record import Outcome
 from gradbench.sweep.ending import posthumous
@@ -81,14 +80,15 @@ def points(attempt):
     return [(r.update, r.loss, r.samples, r.tokens, getattr(r, "grad_norm", 0)) for r in records]
 
 
-def weights(attempt, rank=0):
-    return torch.load(attempt / f"weights{rank}.pt", weights_only=True)
+def ends(attempt):
+    """Return what each rank had in the end."""
+    return [torch.load(path, weights_only=True) for path in sorted(attempt.glob("end*.pt"))]
 
 
 def assert_same_training(many, one, **tolerance):
     """Hold every rank's parameters, and the one curve, against one process's."""
-    for rank in range(len(list(many.glob("weights*.pt")))):
-        torch.testing.assert_close(weights(many, rank), weights(one), **tolerance)
+    for end in ends(many):
+        torch.testing.assert_close(end["weights"], ends(one)[0]["weights"], **tolerance)
     ours, theirs = points(many), points(one)
     assert [(update, samples, tokens) for update, _, samples, tokens, _ in ours] == [
         (update, samples, tokens) for update, _, samples, tokens, _ in theirs
@@ -121,7 +121,7 @@ def test_a_cell_has_one_of_everything(zygote, cell_of):
     kinds = [(type(record), record.update) for record, _ in disk.read_points(attempt)]
     assert sorted(kinds, key=str) == sorted(set(kinds), key=str)
     assert len(kinds) == 4 + 3
-    files = {path.name for path in attempt.iterdir()} - {"weights0.pt", "weights1.pt"}
+    files = {path.name for path in attempt.iterdir() if path.suffix != ".pt"}
     assert files == {disk.CONFIG, disk.STATE, disk.STEPS, disk.AUDIT, disk.LOG, "log.rank1.txt", disk.RESULT}
 
 
@@ -152,7 +152,7 @@ def test_each_process_draws_masks_of_its_own(zygote, cell_of):
     assert points(attempts[0]) == points(attempts[1])
     assert points(attempts[0])[0] == points(attempts[2])[0], "none in the held-out loss before the first update"
     assert points(attempts[0])[1] != points(attempts[2])[1]
-    assert len({0, mix(0, 1), mix(1, 1)}) == 3
+    assert not torch.equal(*(end["random"] for end in ends(attempts[0])))
 
 
 def test_L8_two_cells_of_two_processes_at_once(zygote, cell_of):
@@ -166,13 +166,16 @@ def test_L8_two_cells_of_two_processes_at_once(zygote, cell_of):
     assert points(attempts[0]) == points(attempts[1])
 
 
-def test_L7_a_process_that_sees_one_gpu_uses_number_0(monkeypatch):
+def test_L7_a_process_that_sees_one_gpu_uses_number_0(zygote, cell_of, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("SLURM_LOCALID", "3")
     assert device_index(local_rank=3, visible=1) == 0
     assert [device_index(rank, visible=4) for rank in range(4)] == [0, 1, 2, 3]
     assert [device_index(rank, visible=2) for rank in range(4)] == [0, 1, 0, 1]
     assert device_index(local_rank=3, visible=0) == 3, "a CPU"
+    attempt = cell_of(*BARE, accident={"what": "one_gpu"})
+    assert zygote.run(attempt).outcome is Outcome.OK
+    assert [end["env"]["LOCAL_RANK"] for end in ends(attempt)] == ["0", "0"], "which is what Accelerate reads"
 
 
 @pytest.mark.parametrize(
@@ -239,6 +242,14 @@ def test_a_stop_ends_both_after_the_same_update(zygote, cell_of):
     result = stopped(zygote, attempt, "stop")
     assert (result.outcome, result.reason, result.updates_done) == (Outcome.CANCELLED, "the user stopped it", 3)
     assert not (attempt / disk.CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_is_told_all_obey_after_the_same_update(zygote, cell_of, rank):
+    attempt = cell_of("train.updates=6", *BARE, accident={"what": "be_told_to_stop", "rank": rank})
+    result = zygote.run(attempt, saves=True)
+    assert (result.outcome, result.updates_done) == (Outcome.PREEMPTED, 3)
+    assert (attempt / disk.CHECKPOINT).exists()
 
 
 def test_a_limit_ends_both(zygote, cell_of):

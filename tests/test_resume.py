@@ -198,7 +198,7 @@ def test_what_begins_again_and_fails_at_once_reports_nothing_of_before(attempt_o
     def fail(_cell):
         raise MemoryError("on purpose")
 
-    monkeypatch.setattr(Cell, "gate", fail)
+    monkeypatch.setattr(Cell, "facts", fail)
     result = run_attempt(killed)
     assert (result.updates_done, result.metrics) == (0, {})
 

@@ -133,7 +133,7 @@ def load(sweep: Path) -> dict[str, Any]:
     content: dict[str, Any] | None = disk.read_json(sweep / disk.SWEEP)
     if content is None:
         raise UserError(f"{sweep.name}: no sweep of this name in {sweep.parent}")
-    if not isinstance(content, dict) or not _NEEDED <= content.keys():
+    if not isinstance(content, dict) or not content.keys() >= _NEEDED:
         raise disk.Damaged(sweep / disk.SWEEP, KeyError(*sorted(_NEEDED)))
     return content
 

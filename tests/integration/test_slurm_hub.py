@@ -15,14 +15,14 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "n
 SHORT = ("train.updates=2", "train.eval_every=2", "train.warmup=1", "train.batch_size=4")
 
 
-def test_L9_the_jobs_of_a_pretrained_grid_ask_the_hub_for_nothing(tmp_path):
+def test_L9_the_jobs_of_a_pretrained_grid_ask_the_hub_for_nothing(tmp_path, tmp_path_factory):
     from transformers import LlamaConfig, LlamaForCausalLM  # seconds
 
     shape = LlamaConfig(**SHAPE, intermediate_size=64, vocab_size=1024, max_position_embeddings=512, rms_norm_eps=1e-5)
     shape.tie_word_embeddings = True
     LlamaForCausalLM(shape).save_pretrained(tmp_path / "served" / "some" / "llama")
     words = ("-m", "model=llama", "model.pretrained=true", "model.checkpoint=some/llama", "optimizer=sgd,adam", *SHORT)
-    with running(tmp_path / "slurm") as cluster, serving(tmp_path / "served") as hub:
+    with running(tmp_path_factory.mktemp("slurm")) as cluster, serving(tmp_path / "served") as hub:
         theirs = {name: value for name, value in cluster.env.items() if not name.endswith("_OFFLINE")}
         ours = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "GRADBENCH_RUNS": str(tmp_path / "runs")}
         command = [sys.executable, "-m", "gradbench", *words]

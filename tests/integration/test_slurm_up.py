@@ -20,6 +20,12 @@ echo started $SLURM_RESTART_COUNT
 echo finished"""
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory):
+    """A folder with a short name: SLURM puts sockets into it."""
+    return tmp_path_factory.mktemp("t")
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     with running(tmp_path_factory.mktemp("slurm"), MAX_ARRAY_SIZE="11") as cluster:
@@ -137,7 +143,7 @@ def test_an_interrupted_up_leaves_nothing(slurm, tmp_path):
 
 @pytest.mark.parametrize(
     ("folder", "size", "says"),
-    [("a b", "5", "DIR="), ("a" * 90, "5", "at most 90"), ("a", "many", "MAX_ARRAY_SIZE=many")],
+    [("a b", "5", "DIR="), ("a" * 63, "5", "at most 62"), ("a", "many", "MAX_ARRAY_SIZE=many")],
 )
 def test_a_mistake_is_one_line(tmp_path, folder, size, says):
     up = launch("up", tmp_path / folder, MAX_ARRAY_SIZE=size)

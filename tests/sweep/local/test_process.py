@@ -77,3 +77,21 @@ def test_a_newborn_without_a_group_of_its_own_is_killed_all_the_same():
     with subprocess.Popen(["sleep", "300"]) as newborn:
         kill_group(newborn.pid)
     assert newborn.returncode == -signal.SIGKILL
+
+
+def test_what_forks_share_is_counted_once():
+    script = """
+        import signal
+        shared = os.urandom(100 * 2**20)
+        pids = []
+        for _ in range(2):
+            if (pid := os.fork()) == 0:
+                signal.pause()
+                os._exit(0)
+            pids.append(pid)
+        print(process.memory_bytes(pids[0]) // 2**20, process.memory_bytes(*pids) // 2**20)
+        for pid in pids:
+            process.kill_group(pid)
+    """
+    one, both = map(int, run_apart(script).split())
+    assert 100 < one <= both < 150
