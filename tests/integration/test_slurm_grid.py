@@ -226,6 +226,7 @@ def test_ctrl_c_leaves_the_jobs_running_and_a_rerun_changes_resources(user):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_time_limit_is_no_end_where_cells_may_resume(user):
     endless = ("train.updates=3000", "train.eval_every=1000", "train.batch_size=8")  # more than SLURM's half minute
     sweep = user.start("-m", "optimizer=sgd", "resources.time_min=5", "launch.resume_on_timeout=true", *endless)
