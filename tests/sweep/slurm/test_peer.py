@@ -146,3 +146,15 @@ def test_a_real_cell_on_two_nodes_is_that_of_one_process(srun, tmp_path, compose
         assert (result.outcome, result.facts["processes"]) == (Outcome.OK, nodes)
         curves.append([record.loss for record, _ in disk.read_points(sweep / spec.id / "1")])
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_real_rank_that_is_killed_on_the_other_node_is_the_reason(srun, tmp_path, composer):
+    """And not what the first rank makes of it, whose connection is gone."""
+    config, _ = composer.cell([f"runs={tmp_path}", "gate.enabled=false", "resources.nodes=2", "resources.gpus=0"])
+    spec = dataclasses.replace(cell(0, None), config={**config, "accident": {"what": "die"}})
+    sweep, array = submitted(tmp_path, spec)
+    srun(sweep, array, 0, 1, target="tests.ranks_target:run")
+    result = disk.load_result(sweep / spec.id / "1")
+    assert (result.outcome, result.reason) == (Outcome.LOST, "rank 1 killed by signal 9 (SIGKILL)")
+    assert "Connection closed by peer" in (sweep / spec.id / "1" / disk.LOG).read_text()
