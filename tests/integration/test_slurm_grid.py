@@ -21,8 +21,24 @@ pytestmark = [
 
 SHORT = ("train.updates=4", "train.eval_every=2", "train.warmup=1", "train.batch_size=8")
 LONG = ("train.updates=400", "train.eval_every=100", "train.batch_size=8")
+ENDLESS = (*LONG[1:], "train.updates=100000")
 DEADLY = """
+import time
+from pathlib import Path
+
 import psutil, torch
+
+from gradbench.optimizer.cg import CG
+
+SLOW = Path(__file__).with_name("slow")
+
+class Slow(CG):
+    '''Takes its time over every step, for as long as a file beside this one says so.'''
+
+    def step(self, closure=None):
+        if SLOW.exists():
+            time.sleep(0.1)
+        return super().step(closure)
 
 class Deadly(torch.optim.SGD):
     '''Dies as `how` says, once it trains a model.'''
@@ -43,7 +59,10 @@ class Deadly(torch.optim.SGD):
                     process.kill()
         return super().step(closure)
 """
-DEADLY_YAML = "_target_: deadly.Deadly\n_partial_: true\nlr: 0.1\nhow: raise\n"
+OPTIMIZERS = {
+    "deadly": "_target_: deadly.Deadly\n_partial_: true\nlr: 0.1\nhow: raise\n",
+    "slow": "_target_: deadly.Slow\n_partial_: true\nlr: 0.03\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +88,12 @@ class User:
         self.cluster, self.folder, self.runs = cluster, folder, folder / "runs"
         self.started: list[subprocess.Popen[str]] = []
         (folder / "conf" / "optimizer").mkdir(parents=True)
-        (folder / "conf" / "optimizer" / "deadly.yaml").write_text(DEADLY_YAML)
+        for name, text in OPTIMIZERS.items():
+            (folder / "conf" / "optimizer" / f"{name}.yaml").write_text(text)
         (folder / "deadly.py").write_text(DEADLY)
+        self.conf = ("-cd", str(folder / "conf"))
+        self.slow = folder / "slow"
+        """While this file is there, `optimizer=slow` is, so that no test has to be faster than its cells."""
         paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.env = {**cluster.env, "GRADBENCH_RUNS": str(self.runs), "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -148,14 +171,16 @@ def test_the_line_of_the_readme_fills_the_cluster(user):
 
 
 def test_a_preempted_cell_continues_bit_identically_as_one_run(user):
-    words = ("-m", "optimizer=cg", "model.dropout=0.1", *LONG)
+    words = ("-m", *user.conf, "optimizer=slow", "model.dropout=0.1", *LONG)
+    user.slow.touch()
     sweep = user.start(*words)
     user.wait(sweep, 20)
     urgent = user.cluster.submit("sleep 1", "--partition=high", f"--cpus-per-task={os.cpu_count()}", "--mem=10")
     until(lambda: any(cell["state"] == "preempted" for cell in user.status().values()))
     (cell,) = user.status().values()
     assert cell["outcome"] is None
-    assert 20 < cell["updates_done"] < 400
+    assert 20 <= cell["updates_done"] < 400
+    user.slow.unlink()
     user.cluster.wait(urgent, "COMPLETED")
     output, errors = sweep.communicate(timeout=300)
     assert (sweep.returncode, errors) == (0, ""), output
@@ -174,7 +199,7 @@ def test_a_preempted_cell_continues_bit_identically_as_one_run(user):
 
 def test_every_death_has_its_outcome_in_status_and_in_mlflow(user):
     sweep = user.start(
-        *("-m", "-cd", str(user.folder / "conf"), "optimizer=deadly", "optimizer.how=raise,eat,job,survive"),
+        *("-m", *user.conf, "optimizer=deadly", "optimizer.how=raise,eat,job,survive"),
         *("resources.mem_gb=2", "launch.throttle=2", *LONG[1:], "train.updates=40"),
     )
     output, errors = sweep.communicate(timeout=300)
@@ -190,7 +215,7 @@ def test_every_death_has_its_outcome_in_status_and_in_mlflow(user):
 
 
 def test_M4_a_detached_sweep_can_be_watched_and_cancelled(user):
-    detached = user.says("-m", "optimizer=sgd,adam,cg", "launch.wait=false", "launch.throttle=2", *LONG)
+    detached = user.says("-m", "optimizer=sgd,adam,cg", "launch.wait=false", "launch.throttle=2", *ENDLESS)
     assert detached.returncode == 0, detached.stderr
     assert "gradbench cancel" in detached.stdout
     until(lambda: user.updates() > 0)
@@ -201,11 +226,12 @@ def test_M4_a_detached_sweep_can_be_watched_and_cancelled(user):
     assert (cancelled.returncode, cancelled.stderr) == (0, "")
     until(lambda: {cell["outcome"] for cell in user.status().values()} == {"cancelled"})
     assert {run.info.status for runs in user.mlflow_runs().values() for run in runs} == {"KILLED"}
-    assert user.cluster.run("squeue", "-h") == ""
+    until(lambda: user.cluster.run("squeue", "-h") == "")  # its jobs complete a moment later
 
 
 def test_ctrl_c_leaves_the_jobs_running_and_a_rerun_changes_resources(user):
-    sweep = user.start("-m", "optimizer=sgd", *LONG)
+    user.slow.touch()
+    sweep = user.start("-m", *user.conf, "optimizer=slow", *LONG)
     user.wait(sweep, 1)
     sweep.send_signal(signal.SIGINT)
     output, errors = sweep.communicate(timeout=120)
@@ -216,6 +242,7 @@ def test_ctrl_c_leaves_the_jobs_running_and_a_rerun_changes_resources(user):
     assert cell["state"] == "running"
     user.cluster.run("scancel", cell["job"])
     until(lambda: {cell["outcome"] for cell in user.status().values()} == {"cancelled"})
+    user.slow.unlink()
     again = user.says("rerun", "--failed", "resources.mem_gb=1.5", "resources.cpus=2")
     assert again.returncode == 0, again.stderr
     (second,) = user.status().values()
@@ -228,8 +255,8 @@ def test_ctrl_c_leaves_the_jobs_running_and_a_rerun_changes_resources(user):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_time_limit_is_no_end_where_cells_may_resume(user):
-    endless = ("train.updates=3000", "train.eval_every=1000", "train.batch_size=8")  # more than SLURM's half minute
-    sweep = user.start("-m", "optimizer=sgd", "resources.time_min=5", "launch.resume_on_timeout=true", *endless)
+    long = ("train.updates=3000", "train.eval_every=1000", "train.batch_size=8")  # more than SLURM's half minute
+    sweep = user.start("-m", "optimizer=sgd", "resources.time_min=5", "launch.resume_on_timeout=true", *long)
     user.wait(sweep, 20)
     (cell,) = user.status().values()
     user.cluster.run("scontrol", "update", f"job={cell['job']}", "EndTime=now+60")  # within the warning's lead
@@ -243,7 +270,7 @@ def test_a_time_limit_is_no_end_where_cells_may_resume(user):
 
 
 def test_a_time_limit_is_a_timeout_elsewhere(user):
-    sweep = user.start("-m", "optimizer=sgd", *LONG[1:], "train.updates=100000")
+    sweep = user.start("-m", "optimizer=sgd", *ENDLESS)
     user.wait(sweep, 1)
     (cell,) = user.status().values()
     user.cluster.run("scontrol", "update", f"job={cell['job']}", "EndTime=now+1")
@@ -254,7 +281,7 @@ def test_a_time_limit_is_a_timeout_elsewhere(user):
 
 
 def test_one_error_in_the_first_cells_holds_the_rest(user):
-    words = ("-m", "-cd", str(user.folder / "conf"), "optimizer=deadly", "seed=range(10)", *LONG, "launch.throttle=2")
+    words = ("-m", *user.conf, "optimizer=deadly", "seed=range(10)", *LONG, "launch.throttle=2")
     done = user.says(*words)
     assert done.returncode == 1
     assert "the first 5 cells died of one error" in done.stdout

@@ -7,7 +7,7 @@ import pytest
 from gradbench.record import Outcome
 from gradbench.tracking import disk
 from tests.integration.cluster import until
-from tests.integration.test_slurm_grid import SHORT, slurm, user  # noqa: F401
+from tests.integration.test_slurm_grid import ENDLESS, SHORT, slurm, user  # noqa: F401
 
 pytestmark = [
     pytest.mark.slurm,
@@ -18,7 +18,7 @@ EXTRA = "+hydra.launcher.additional_parameters"
 NODES = ("resources.nodes=2", f"{EXTRA}.nodes=1", f"{EXTRA}.ntasks_per_node=2")
 """Two nodes, which are two tasks on the one that there is."""
 LONG = ("train.updates=150", "train.eval_every=75", "train.batch_size=8")
-CELL = ("-m", "optimizer=sgd", "gate.enabled=false")
+CELL = ("-m", "gate.enabled=false")
 
 
 def curve(attempt):
@@ -32,7 +32,7 @@ def points(user, attempt_run):  # noqa: F811
 def test_two_processes_and_two_nodes_are_one_cell_as_one_process_is(user):  # noqa: F811
     curves = {}
     for name, more in {"one": (), "processes": ("resources.processes=2",), "nodes": NODES}.items():
-        done = user.says(*CELL, *SHORT, "rerun=all", *more)
+        done = user.says(*CELL, "optimizer=sgd", *SHORT, "rerun=all", *more)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         (attempt,) = user.attempts()
         result = disk.load_result(attempt)
@@ -49,10 +49,12 @@ def test_two_processes_and_two_nodes_are_one_cell_as_one_process_is(user):  # no
 @pytest.mark.parametrize("how", ["processes", "nodes"])
 def test_a_preempted_cell_of_several_processes_goes_on(user, how):  # noqa: F811
     more = NODES if how == "nodes" else ("resources.processes=2",)
-    sweep = user.start(*CELL, *more, *LONG)
+    user.slow.touch()
+    sweep = user.start(*CELL, *user.conf, "optimizer=slow", *more, *LONG)
     user.wait(sweep, 20)
     taker = user.cluster.submit("sleep 1", "--partition=high", f"--cpus-per-task={os.cpu_count()}", "--mem=10")
     user.cluster.wait(taker, "COMPLETED")
+    user.slow.unlink()
     output, errors = sweep.communicate(timeout=300)
     assert (sweep.returncode, errors) == (0, ""), output
     (attempt,) = user.attempts()
@@ -63,7 +65,7 @@ def test_a_preempted_cell_of_several_processes_goes_on(user, how):  # noqa: F811
 
 
 def test_cancelling_ends_both_tasks(user):  # noqa: F811
-    sweep = user.start(*CELL, *NODES, *LONG[1:], "train.updates=100000")
+    sweep = user.start(*CELL, "optimizer=sgd", *NODES, *ENDLESS)
     user.wait(sweep, 5)
     (cell,) = user.status().values()
     user.cluster.run("scancel", cell["job"])
