@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help grid grid-all lr-sweep test test-all lint format bench ui clean
+.PHONY: help grid grid-all lr-sweep plan-table test test-all lint format bench ui clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ lr-sweep: $(READY)  ## the sweep behind the learning rates of conf/optimizer/: 2
 		$(PY) -m gradbench -m 'model=glob(*)' seed=0,1 optimizer=$${grid%=*} optimizer.lr=$${grid#*=} \
 			gate.enabled=false probe.audit=false || exit; \
 	done
+
+plan-table: $(READY)  ## the README's table of what the paper's cells need: 60 plans, minutes, no GPU
+	$(PY) -m tests.benchmarks.plan_table
 
 ui: $(READY)  ## browse the results in MLflow
 	$(PY) -m gradbench ui

@@ -158,21 +158,26 @@ def _plan(argv: Sequence[str]) -> int:
     words = _sort(argv, parser)
     _no_names(words)
     cells, notes, hydra = _grid(words)
-    from gradbench.sweep import folder, plan
+    from gradbench.sweep import folder, plan  # imports torch
+    from gradbench.sweep.gpus import capacity_bytes
+    from gradbench.sweep.predict import predict
     from gradbench.sweep.run import job_of, launcher_of
-    from gradbench.sweep.vet import vet  # imports torch
+    from gradbench.sweep.vet import vet
 
-    runs = Path(cells[0].config["runs"])
+    runs, asked = Path(cells[0].config["runs"]), cells[0].config["plan"]
     done = folder.finished(runs, cells)
     vetted, remarks = vet(cells)
     jobs = [job_of(runs, cell) for cell in vetted if cell.skip is None and cell.id not in done]
     remarks += launcher_of(cells[0].config, hydra).preview(jobs) if jobs else []
+    capacity = capacity_bytes(asked["gpu"])
+    predictions = predict(vetted, _console(stderr=True), capacity) if asked["predict"] or capacity else {}
+    remarks += plan.unpredicted(vetted, predictions)
     if words.options.json:
-        print(plan.as_json(vetted, done))
+        print(plan.as_json(vetted, done, predictions))
         for note in (*notes, *remarks):
             print(note, file=sys.stderr)
     else:
-        plan.show(_console(), vetted, done, (*notes, *remarks))
+        plan.show(_console(), vetted, done, (*notes, *remarks), predictions)
     return 0
 
 
@@ -318,8 +323,9 @@ gradbench: which optimizer and which memory strategy should train this model on 
   python -m gradbench ui [--port N]                                browse the results in MLflow
 
 Keys: seed, size, precision (fp32, bf16), train.updates, train.batch_size, train.eval_every, optimizer.lr,
-strategy.*, model.*, data.*, gate.*, probe.*, tracking.uri, tracking.experiment, launch.workers, launch.threads,
-resources.gpus/cpus/mem_gb/time_min/processes/nodes, runs (the folder of results), rerun=all (finished cells too).
+strategy.*, model.*, data.*, gate.*, probe.*, plan.predict, plan.gpu, tracking.uri, tracking.experiment, launch.workers,
+launch.threads, launch.skip_oom, resources.gpus/cpus/mem_gb/time_min/processes/nodes, runs (the folder of results),
+rerun=all (finished cells too).
 On SLURM: launch.wait/cells_per_job/throttle/resume_on_timeout/on_failure, hydra.launcher.partition/account/qos/...;
 hydra/launcher=local or =slurm forces one. Choices, also as optimizer=sgd,adam or optimizer='glob(ada*)' with -m:
 """

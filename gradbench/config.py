@@ -28,6 +28,7 @@ SCIENCE = ("model", "size", "data", "optimizer", "strategy", "precision", "train
 PRECISIONS = ("fp32", "bf16")
 SIZES = ("tiny", "paper")
 ON_FAILURE = ("hold", "continue")
+MOST_HZ = 100
 
 
 class UserError(Exception):
@@ -57,6 +58,15 @@ class Probe:
     """What is measured beside the training."""
 
     audit: bool = True  # exact bytes of one un-timed update, by category
+    hz: float = 10.0  # samples of the machine a second, up to 100; 0: none. Of spikes of 60 ms, 10 sees half, 100 all
+
+
+@dataclass
+class Plan:
+    """What is predicted before anything runs, without a GPU."""
+
+    predict: bool = True  # by `gradbench plan`: peak memory and operations of every cell
+    gpu: str | None = None  # what cells must fit: a GPU's name, or its bytes
 
 
 @dataclass
@@ -69,7 +79,7 @@ class Tracking:
 
 @dataclass
 class Launch:
-    """How many at once, and what to do when things go wrong; all but the first two are for SLURM."""
+    """How many at once, and what to do when things go wrong; most is for SLURM."""
 
     workers: int | None = None  # local, at a time; null: one per GPU, else as many as the cores carry
     threads: int | None = None  # CPU threads of a cell; null: cores divided by workers
@@ -78,6 +88,7 @@ class Launch:
     throttle: int | None = None  # jobs at a time, over all arrays; null: hydra.launcher.array_parallelism
     resume_on_timeout: bool = False  # requeue what the time limit stops, as after a preemption
     on_failure: str = "hold"  # hold the rest when the first cells all die of one error | continue
+    skip_oom: bool = False  # skip the cells that can't fit plan.gpu, which else refuse the sweep
 
 
 @dataclass
@@ -106,6 +117,7 @@ class Frame:
     strategy: Any = MISSING
     gate: Gate = field(default_factory=Gate)
     probe: Probe = field(default_factory=Probe)
+    plan: Plan = field(default_factory=Plan)
     tracking: Tracking = field(default_factory=Tracking)
     launch: Launch = field(default_factory=Launch)
     resources: Resources = field(default_factory=Resources)
@@ -141,6 +153,8 @@ def check(config: Mapping[str, Any]) -> None:
         if value is not None and not (0 < value < float("inf") or value == 0 == (key != "gpus")):  # nan is neither
             bound = "0 or more" if key == "gpus" else "more than 0"
             raise UserError(f"resources.{key}={value:g}: must be {bound}")
+    if not 0 <= config["probe"]["hz"] <= MOST_HZ:
+        raise UserError(f"probe.hz={config['probe']['hz']:g}: must be between 0 (no samples) and {MOST_HZ}")
     if config["gate"]["samples"] is not None:
         _at_least("gate.samples", config["gate"]["samples"], 1)
     if not config["runs"]:

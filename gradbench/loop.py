@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from gradbench.probe.allocator import Peaks
+from gradbench.probe.phases import PhaseLog
 from gradbench.probe.timer import FinishedStep, PhaseTimer
 from gradbench.ranks import ALONE, Ranks
 from gradbench.record import Batch, EvalRecord, Loss, StepRecord, UpdateRecord
 from gradbench.strategy.base import Strategy
+
+LAZY = 3
+"""The update by which every optimizer has allocated its state: some do so when they first look back."""
 
 
 class Diverged(Exception):
@@ -62,6 +69,8 @@ class Loop:
     device: torch.device
     start: int | None = None  # the update after which another process stopped; None: this one begins
     ranks: Ranks = ALONE  # all of them run this loop, each with its share of the batches
+    phases: PhaseLog | None = None  # told what happens when, where somebody wants to know
+    peaks: Peaks | None = None  # of the device's allocator, where it has any
     done: int = field(default=0, init=False)  # updates
 
     @property
@@ -85,8 +94,10 @@ class Loop:
         self.done = self.start or 0
         if self.start is None:
             yield self.evaluate(0)
+        self.timer.align()
         while self.done < self.updates and not stop():
-            pending.append(self._launch(self.done + 1, batches))
+            with self._telling_phases_apart(self.done + 1):
+                pending.append(self._launch(self.done + 1, batches))
             self.done += 1
             due = self.evaluation.due(self.done, self.updates)
             while len(pending) > (0 if due else self.lag):
@@ -95,6 +106,11 @@ class Loop:
                 yield from self._evaluate(self.done)
         for last in pending:
             yield from self._read(last)
+
+    def _telling_phases_apart(self, update: int) -> AbstractContextManager[None]:
+        """Look at the allocator in one update: the last of the warm-up, when optimizers have all their state."""
+        chosen = (self.start or 0) + max(self.warmup, LAZY)
+        return self.peaks.by_phase_of(self.timer) if self.peaks and update == chosen else contextlib.nullcontext()
 
     def _launch(self, update: int, batches: Iterator[Batch]) -> _Pending:
         warmup = update <= (self.start or 0) + self.warmup  # a new process starts as cold as the first
@@ -107,6 +123,8 @@ class Loop:
 
     def _read(self, pending: _Pending) -> Iterator[StepRecord]:
         done, times = pending.record, pending.times.read()
+        if self.phases:
+            self.phases.step(pending.update, pending.times.intervals(), warmup=pending.warmup)
         loss = float(done.loss_sum) / done.tokens if done.tokens else math.nan
         norm = None if done.grad_norm is None else float(done.grad_norm)
         yield StepRecord(
@@ -133,12 +151,17 @@ class Loop:
 
     def _evaluate(self, update: int) -> Iterator[EvalRecord]:
         record = self.evaluate(update)
+        self.timer.align()
         yield record
         if not math.isfinite(record.loss):
             raise Diverged(update, f"held-out loss is {record.loss}")
 
     def evaluate(self, update: int) -> EvalRecord:
         """Return the held-out loss per live token, in eval mode; training mode and random state are left as found."""
+        with self.phases.span("eval") if self.phases else contextlib.nullcontext():
+            return self._evaluated(update)
+
+    def _evaluated(self, update: int) -> EvalRecord:
         start = time.perf_counter()
         self.model.eval()
         total, tokens, samples = torch.zeros((), dtype=torch.float64), 0, 0

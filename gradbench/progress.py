@@ -6,12 +6,17 @@ import contextlib
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gradbench.outcome import headline
+from gradbench.probe import account
+from gradbench.probe.allocator import Peaks
+from gradbench.probe.trace import settle
 from gradbench.record import EvalRecord, MemoryRecord, Outcome, Result, StepRecord
 from gradbench.summary import final_metrics
 
@@ -27,13 +32,17 @@ class Progress:
     steps: list[StepRecord] = field(default_factory=list)
     evaluations: list[EvalRecord] = field(default_factory=list)
     memory: MemoryRecord | None = None
+    peaks: Peaks | None = None
+    measured: dict[str, float] = field(default_factory=dict)  # final/... of the trace
+    notes: list[str] = field(default_factory=list)  # what could not be measured, and why
     facts: dict[str, Any] = field(default_factory=dict)
     stop_asked: bool = False
 
     def begin_again(self) -> None:
         """Forget the points of a process that died: they are on disk, and no part of what this one measures."""
         if self.steps:
-            self.facts["began_again_after"] = self.steps[-1].update
+            self.facts["began_again_after"] = last = self.steps[-1].update
+            self.notes.append(f"the curve up to update {last} is of a process that died; the figures are of this one")
         self.go_back_to(-1)
 
     def go_back_to(self, update: int) -> None:
@@ -49,9 +58,23 @@ class Progress:
         elif not self.evaluations or record.update > self.evaluations[-1].update:
             self.evaluations.append(record)
 
+    def examine(self) -> None:
+        """Find out what the trace of an attempt that has ended says; whatever is wrong with it, the training stands."""
+        try:
+            trace = settle(self.attempt)
+            if trace is not None:
+                self.measured = account.metrics(trace, sum(step.tokens for step in self.steps))
+                self.facts["phases"] = account.by_phase(trace)
+                self.notes += account.warnings(self.measured)
+        except Exception as error:
+            traceback.print_exc()
+            self.notes.append(f"the trace is of no use: {headline(error)}")
+
     def result(self, outcome: Outcome, reason: str | None) -> Result:
         """Return how the attempt ended, if it ended now and so."""
         metrics = final_metrics(self.steps, self.evaluations, self.memory, finished=outcome is Outcome.OK)
+        metrics |= self.measured | self._of_the_allocator()
+        facts = self.facts | ({"notes": self.notes} if self.notes else {})
         return Result(
             outcome=outcome,
             reason=reason,
@@ -61,8 +84,20 @@ class Progress:
             ended_unix_s=time.time(),
             host=socket.gethostname(),
             metrics=metrics,
-            facts=self.facts,
+            facts=facts,
         )
+
+    def _of_the_allocator(self) -> dict[str, float]:
+        """Return the allocator's peaks, of which the allocated bytes are the headline; nothing on a CPU."""
+        if self.peaks is None:
+            return {}
+        total = self.peaks.total()
+        self.facts["allocator"] = {phase: peak._asdict() for phase, peak in self.peaks.by_phase.items()}
+        return {
+            "final/peak_bytes": total.allocated_bytes,
+            "final/allocated_bytes": total.allocated_bytes,
+            "final/reserved_bytes": total.reserved_bytes,
+        }
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:

@@ -142,6 +142,16 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """What an update takes, as told without a GPU: bytes at its peak, and floating-point operations as executed."""
+
+    memory: MemoryRecord
+    micro_batches: int
+    flops_per_update: int
+    recompute_flops_per_update: int  # of these, what is computed a second time
+
+
+@dataclass(frozen=True, slots=True)
 class CellSpec:
     """One cell of a grid, before it runs."""
 

@@ -5,6 +5,8 @@ import os
 import signal
 import threading
 
+import psutil
+import pyarrow.parquet
 import pytest
 
 from gradbench.cell import run_attempt
@@ -156,3 +158,39 @@ def test_bf16_is_autocast_and_the_weights_stay_fp32(attempt_of):
     assert bf16.metrics["final/peak_params_bytes"] == fp32.metrics["final/peak_params_bytes"]
     assert bf16.metrics["final/train_loss"] != fp32.metrics["final/train_loss"]
     assert bf16.metrics["final/train_loss"] == pytest.approx(fp32.metrics["final/train_loss"], rel=0.05)
+
+
+def test_a_cell_is_sampled_and_its_samples_know_their_phase(attempt_of):
+    attempt = attempt_of("train.updates=30", "probe.hz=50")
+    result = run_attempt(attempt)
+    trace = pyarrow.parquet.read_table(attempt / disk.TRACE).to_pydict()
+    assert {"gate", "audit", "eval", "forward", "backward"} <= set(trace["phase"])
+    assert 0 < max(filter(None, trace["update"])) <= 30
+    assert result.metrics["final/rss_bytes"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+    assert 0 < result.metrics["final/cpu_util_pct"] < 100 * (1 + os.cpu_count())
+    assert result.facts["phases"]["forward"]["samples"] == trace["phase"].count("forward")
+    assert not [key for key in result.metrics if "gpu" in key or "energy" in key or "power" in key], (
+        "nothing is made up"
+    )
+    assert not list(attempt.glob("*.csv"))
+
+
+def test_no_samples_are_no_trace(attempt_of):
+    attempt = attempt_of("probe.hz=0")
+    result = run_attempt(attempt)
+    assert result.outcome is Outcome.OK
+    assert not (attempt / disk.TRACE).exists()
+    assert "final/rss_bytes" not in result.metrics
+
+
+def test_a_failed_cell_has_its_trace_too(attempt_of):
+    attempt = attempt_of("optimizer.lr=1e30", "optimizer=sgd", "train.updates=30")
+    assert run_attempt(attempt).outcome is Outcome.DIVERGED
+    assert (attempt / disk.TRACE).exists()
+
+
+def test_a_trace_that_cannot_be_read_does_not_cost_the_result(attempt_of, monkeypatch):
+    monkeypatch.setattr("gradbench.progress.settle", lambda _: 1 / 0)
+    result = run_attempt(attempt_of())
+    assert result.outcome is Outcome.OK
+    assert result.facts["notes"] == ["the trace is of no use: ZeroDivisionError: division by zero"]

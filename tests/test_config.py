@@ -20,7 +20,7 @@ def test_the_default_config_is_sound(config):
 
 def test_every_key_is_either_science_or_how_it_runs(config):
     assert set(config) == set(Frame.__dataclass_fields__)
-    how = {"gate", "probe", "tracking", "launch", "resources", "runs", "rerun"}
+    how = {"gate", "probe", "plan", "tracking", "launch", "resources", "runs", "rerun"}
     assert set(SCIENCE) | how == set(config)
     assert set(science(config)) == set(SCIENCE)
 
@@ -92,3 +92,9 @@ def test_the_frame_is_imported_without_torch():
 
 def test_conf_is_found_in_a_checkout():
     assert (CONF / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("hz", [-1.0, 101.0, float("nan")])
+def test_a_rate_of_samples_is_one_that_the_sampler_can_keep(config, hz):
+    with pytest.raises(UserError, match=r"^probe.hz=.*: must be between 0 \(no samples\) and 100$"):
+        check({**config, "probe": {**config["probe"], "hz": hz}})

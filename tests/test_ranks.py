@@ -24,7 +24,7 @@ PRELOAD = (
     "gradbench.data.images",
     "gradbench.strategy.standard",
 )
-BARE = ("gate.enabled=false", "probe.audit=false")
+BARE = ("gate.enabled=false", "probe.audit=false", "probe.hz=0")
 
 
 class Zygote:

@@ -23,7 +23,7 @@ from gradbench.strategy.standard import Standard
 from gradbench.tracking import disk
 from tests.choices import choices
 
-BARE = ("gate.enabled=false", "probe.audit=false")
+BARE = ("gate.enabled=false", "probe.audit=false", "probe.hz=0")
 LONGER = ("train.updates=6", *BARE)
 
 

@@ -7,7 +7,6 @@ happens inside `Optimizer.step` as optimizer state. Only its accounting is used 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +49,11 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
             handle = parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether checkpointing computes again: it alone asks for gradients inside the backward pass."""
+        return bool(self._mod_tracker.is_bw) and torch.is_grad_enabled()
+
     def record(self, device: torch.device) -> MemoryRecord:
         """Return the bytes on `device` at the moment when their sum was largest; the categories add up to it."""
         peak = self.get_tracker_snapshot("peak")[device]
@@ -70,8 +74,10 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
 
     def _track(self, reftype: _RefType, t: Tensor) -> None:
         """Categorise a new tensor; torch's answer is "optimizer" wherever a step is under way."""
-        if reftype is _MemRefType.OPT:
-            reftype = _MemRefType.ACT if self._phase == "forward" or self._in_ac else _MemRefType.TEMP
+        if self.recomputes:
+            reftype = _MemRefType.ACT
+        elif reftype is _MemRefType.OPT:
+            reftype = _MemRefType.ACT if self._phase == "forward" else _MemRefType.TEMP
         super()._track(reftype, t)
 
     def _track_optimizer_states(self, reftype: _RefType, optimizer: Optimizer) -> None:
@@ -80,13 +86,10 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
             self._update_and_maybe_create_winfos(tensor, reftype)
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-        """Note where checkpointing begins to compute again: a forward pass inside backward."""
-        if self._mod_tracker.is_bw and self._ac_mod is None:
-            self._ac_mod, self._in_ac = weakref.ref(module), True
+        """Leave torch's bookkeeping by module out. It takes for computed again all that follows an early stop of it."""
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._ac_mod is not None and self._ac_mod() is module:
-            self._ac_mod, self._in_ac = None, False
+        """Leave torch's bookkeeping by module out."""
 
     def _pre_bw_hook(self, module: nn.Module | None, args: Any) -> None:
         """Leave torch's bookkeeping by module out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -32,13 +33,21 @@ class Clock(Protocol):
         """Return the seconds between two points that the device has passed."""
         ...
 
+    def align(self) -> None:
+        """Wait for the device, and note where its time line stands on `time.monotonic()`."""
+        ...
+
+    def at(self, mark: Any) -> float:
+        """Return when the device passed `mark`, in seconds of `time.monotonic()`; needs an `align` before it."""
+        ...
+
 
 class HostClock:
     """The host's own clock: a CPU is done with an operation when the call returns."""
 
     def mark(self) -> float:
-        """Return the performance counter in seconds."""
-        return time.perf_counter()
+        """Return `time.monotonic()`, which is the same in all processes of a machine."""
+        return time.monotonic()
 
     def wait(self, mark: float) -> None:
         """Return at once."""
@@ -47,6 +56,13 @@ class HostClock:
         """Return the difference."""
         return end - start
 
+    def align(self) -> None:
+        """Do nothing: it is aligned."""
+
+    def at(self, mark: float) -> float:
+        """Return the mark."""
+        return mark
+
 
 class CudaClock:
     """Events in the current stream of a CUDA device, so that work is timed and not its launch."""
@@ -54,6 +70,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         """Choose the device."""
         self._device = device
+        self._anchor: tuple[torch.cuda.Event, float] | None = None
 
     def mark(self) -> torch.cuda.Event:
         """Record an event behind the work launched so far."""
@@ -69,6 +86,19 @@ class CudaClock:
         """Return the time between two events."""
         return float(start.elapsed_time(end)) / 1e3  # CUDA answers in milliseconds
 
+    def align(self) -> None:
+        """Drain the device. To be repeated now and then: its clock drifts, and CUDA answers in 32 bits."""
+        event = self.mark()
+        event.synchronize()
+        self._anchor = event, time.monotonic()
+
+    def at(self, mark: torch.cuda.Event) -> float:
+        """Count from the last `align`."""
+        if self._anchor is None:
+            raise RuntimeError("a device's time was asked for before its clock was aligned with the host's")
+        event, host_s = self._anchor
+        return host_s + self.seconds(event, mark)
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -81,13 +111,29 @@ class StepTimes:
     optimizer_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A piece of a step on the clock of all processes, `time.monotonic()`."""
+
+    phase: str | None
+    start_s: float
+    end_s: float
+    lag_s: float  # by which the device was done after the host had launched it all; near 0: it waits for the host
+
+
 @dataclass(slots=True)
 class FinishedStep:
     """The marks of one step: interval i lies between marks i and i + 1 and belongs to `owners[i]`, or to no phase."""
 
     clock: Clock
-    marks: list[Any]
+    marks: list[Any] = field(default_factory=list)
+    asked_s: list[float] = field(default_factory=list)  # when the host made the marks
     owners: list[str | None] = field(default_factory=list)
+
+    def mark(self) -> None:
+        """Make the next mark."""
+        self.asked_s.append(time.monotonic())
+        self.marks.append(self.clock.mark())
 
     def read(self) -> StepTimes:
         """Return the times, waiting for the end of this step and for nothing behind it."""
@@ -97,6 +143,13 @@ class FinishedStep:
             times[owner] += self.clock.seconds(start, end)
         del times[_MEASURE]
         return StepTimes(sum(times.values()), **{f"{name}_s": times[name] for name in PHASES})
+
+    def intervals(self) -> Iterator[Interval]:
+        """Yield what the step consisted of, once it was read."""
+        at_s = [self.clock.at(mark) for mark in self.marks]
+        spans = itertools.pairwise(at_s)
+        for owner, (start_s, end_s), asked_s in zip(self.owners, spans, self.asked_s[1:], strict=True):
+            yield Interval(owner, start_s, end_s, max(0.0, end_s - asked_s))
 
 
 class PhaseTimer:
@@ -114,6 +167,7 @@ class PhaseTimer:
         self._stack: list[str] = []
         self._step: FinishedStep | None = None
         self._raised_in: str | None = None
+        self.at_boundary: Callable[[str | None], None] | None = None  # told which phase ends, before its mark
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Return the context that times what happens inside as `name`; ValueError for an unknown name."""
@@ -127,11 +181,16 @@ class PhaseTimer:
         """The phase that runs now; after an exception, the innermost one that it came out of."""
         return self._raised_in or (self._stack[-1] if self._stack else None)
 
+    def align(self) -> None:
+        """Put the device's clock on the host's; waits for the device, so not while updates are timed."""
+        self._clock.align()
+
     def start_step(self) -> None:
         """Begin a step; one that did not end is forgotten."""
         self._stack.clear()
         self._raised_in = None
-        self._step = FinishedStep(self._clock, [self._clock.mark()])
+        self._step = FinishedStep(self._clock)
+        self._step.mark()
 
     def end_step(self) -> FinishedStep:
         """End the step and return it, to be read when the host has the time to wait for it."""
@@ -153,8 +212,11 @@ class PhaseTimer:
         """Close the running interval in the name of the innermost phase."""
         if self._step is None:
             raise RuntimeError("a phase was marked outside of a step: call start_step first")
-        self._step.owners.append(self._stack[-1] if self._stack else None)
-        self._step.marks.append(self._clock.mark())
+        owner = self._stack[-1] if self._stack else None
+        if self.at_boundary:
+            self.at_boundary(owner)
+        self._step.owners.append(owner)
+        self._step.mark()
         return self._step
 
 

@@ -90,12 +90,10 @@ class _Window:
         self.of, self.micro_batches = backprop, micro_batches
         accelerator = backprop.accelerator
         self.world = accelerator.num_processes
-        counts = torch.tensor(
-            [sum(map(backprop.loss.count, micro_batches)), sum(len(batch["labels"]) for batch in micro_batches)]
-        )
+        counts = [sum(map(backprop.loss.count, micro_batches)), sum(len(batch["labels"]) for batch in micro_batches)]
         if self.world > 1:
-            counts = accelerator.reduce(counts.to(accelerator.device), "sum").cpu()
-        self.tokens, self.samples = (int(count) for count in counts)
+            counts = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
+        self.tokens, self.samples = counts
         self.rng = _rng(accelerator.device) if backprop.closure else None
         self.loss_at_start: Tensor
         self.grad_norm_at_start: Tensor | None = None

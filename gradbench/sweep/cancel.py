@@ -48,7 +48,9 @@ def _cancel_jobs(sweep: Path) -> str:
         )
     if not wanted:
         return f"{sweep.name}: nothing runs any more"
-    return f"{sweep.name}: cancelled {', '.join(wanted)}; gradbench status {sweep.name} shows what became of it"
+    where = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
+    jobs = f"job {wanted[0]}" if len(wanted) == 1 else f"jobs {', '.join(wanted)}"
+    return f"{sweep.name}: cancelled {jobs}; python -m gradbench status {sweep.name}{where} shows what became of it"
 
 
 def _scancel(sweep: Path, jobs: Sequence[str]) -> None:

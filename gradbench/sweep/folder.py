@@ -110,11 +110,20 @@ def discard(sweep: Path) -> None:
     shutil.rmtree(sweep, ignore_errors=True)
 
 
-def take_over(sweep: Path) -> None:
-    """Note that this process drives the sweep now, unless the one that did lives: it answers for cells that wait."""
-    content = load(sweep)
-    if not disk.is_alive(content["driver"]):
-        disk.write_json(sweep / disk.SWEEP, {**content, "driver": disk.this_process()})
+def take_over(sweep: Path, last: Mapping[str, int]) -> None:
+    """Note that this process drives the sweep now, unless the one that did lives: it answers for cells that wait.
+
+    `last` are the newest attempts of the cells, by id, after which it is going to make others.
+    """
+    content, me = load(sweep), disk.this_process()
+    driver = content["driver"] if disk.is_alive(content["driver"]) else me
+    disk.write_json(sweep / disk.SWEEP, {**content, "driver": driver, "rerunning": {"driver": me, "last": last}})
+
+
+def claimed(content: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return the cells of a sweep that a living process is going to rerun, with the attempts that come before."""
+    claim = content.get("rerunning")
+    return claim["last"] if claim and disk.is_alive(claim["driver"]) else {}
 
 
 def versions() -> dict[str, str]:

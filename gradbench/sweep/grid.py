@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from gradbench.config import UserError, cell_id, check, science
 from gradbench.record import CellSpec
 from gradbench.sweep.compose import Composer, DoesNotApply
+from gradbench.sweep.gpus import capacity_bytes
 from gradbench.sweep.values import ROOMS, check_folders, check_values
 from gradbench.tracking.address import resolve
 
@@ -82,6 +83,7 @@ def _cell(composer: Composer, point: tuple[str, ...], swept: Sequence[str]) -> C
         return _inapplicable(composer, point, swept, error)
     check(config)
     check_folders(config)
+    capacity_bytes(config["plan"]["gpu"])
     if any(line.startswith(tuple(f"{room}." for room in ROOMS)) for line in point):
         check_values(config, composer.defaults(point))
     _check_tracking(config)

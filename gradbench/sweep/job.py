@@ -41,7 +41,14 @@ class Ended:
     result: Result
 
 
-Event = Started | Ended
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The launcher has something to say."""
+
+    line: str
+
+
+Event = Started | Ended | Said
 
 
 class Launcher(Protocol):
@@ -65,6 +72,11 @@ class Launcher(Protocol):
     @property
     def interrupt_words(self) -> tuple[str, str]:
         """What a first and a second Ctrl-C mean to it."""
+        ...
+
+    @property
+    def stopping(self) -> tuple[str, str]:
+        """What it does after each, in a few words."""
         ...
 
     def warm(self, configs: Iterable[Mapping[str, Any]]) -> AbstractContextManager[Any]:

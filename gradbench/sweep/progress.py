@@ -18,15 +18,17 @@ from gradbench.sweep.job import Ended, Event, Job, Started
 from gradbench.tracking import disk
 
 REFRESH_S = 0.5
-STOPPING = ("", "; finishing what runs, Ctrl-C again stops it", "; stopping what runs")
 
 
 class Progress:
     """A bar over all cells and one for each that runs; a line per ended cell where the output is no terminal."""
 
-    def __init__(self, console: Console, jobs: Sequence[Job], stop: Stop, first: str) -> None:
-        """Show nothing yet; `first` is what happens before the first cell starts."""
+    def __init__(
+        self, console: Console, jobs: Sequence[Job], stop: Stop, first: str, stopping: tuple[str, str]
+    ) -> None:
+        """Show nothing yet; `first` is what happens before the first cell starts, `stopping` after each Ctrl-C."""
         self._console, self._total, self._stop = console, len(jobs), stop
+        self._stopping = ("", *(f"; {words}" for words in stopping))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._whole = self._bars.add_task(first, total=len(jobs))
@@ -56,6 +58,8 @@ class Progress:
             self._running[event.attempt] = self._bars.add_task(f"  {event.job.spec.name}", total=updates)
         elif isinstance(event, Ended):
             self._note_end(event)
+        else:
+            self._console.print(event.line, soft_wrap=True, markup=False)
         self._bars.update(self._whole, description=self._words())
 
     def _note_end(self, event: Ended) -> None:
@@ -71,7 +75,7 @@ class Progress:
 
     def _words(self) -> str:
         ended = ", ".join(f"{count} {word}" for word, count in self._ended.most_common()) or "cells"
-        return ended + STOPPING[self._stop.level]
+        return ended + self._stopping[self._stop.level]
 
     def _follow(self) -> None:
         """Read how far the running cells are from what they have on disk."""

@@ -46,7 +46,7 @@ def rerun(
         launcher = launcher_of(specs[0].config, hydra, asked)
         launcher.provide([spec.config for spec in specs], printer(console))
         launcher.begin(jobs)
-    folder.take_over(sweep)
+        folder.take_over(sweep, {cell.id: cell.attempt or 0 for cell in chosen})
     console.print(f"sweep {sweep.name}: the next attempt of {table.how_many(len(jobs))}")
     if (note := code_note(sweep, chosen)) is not None:
         console.print(note, soft_wrap=True, markup=False)

@@ -16,6 +16,7 @@ from gradbench.config import Resources, UserError
 from gradbench.record import CellSpec, Result
 from gradbench.sweep import comparable, folder, status, table
 from gradbench.sweep.drift import finished_note
+from gradbench.sweep.fitting import fitting
 from gradbench.sweep.interrupt import Stop, interruptible
 from gradbench.sweep.job import Ended, Job, Launcher
 from gradbench.sweep.local.launcher import LocalLauncher
@@ -46,7 +47,7 @@ def run(
         return _nothing_to_run(console, cells, [], done)
     launcher = launcher_of(config, hydra)
     with launcher.warm(cell.config for cell in todo) as warm:  # it imports while this process does
-        todo = _vetted(todo, console)
+        todo = fitting(_vetted(todo, console), Console(stderr=True))
         if all(cell.skip for cell in todo):
             return _nothing_to_run(console, cells, todo, done)
         vetted = {cell.id: cell for cell in todo}
@@ -151,7 +152,7 @@ def drive(
     """
     told: dict[str, Result] = {}
     with interruptible(launcher.interrupt_words) as stop:
-        with _uploader(sweep, launcher), Progress(console, jobs, stop, launcher.first) as progress:
+        with _uploader(sweep, launcher), Progress(console, jobs, stop, launcher.first, launcher.stopping) as progress:
             for event in launcher.run(jobs, stop, warm):
                 progress.note(event)
                 if isinstance(event, Ended):

@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gradbench.record import CellSpec, Outcome, Result
 from gradbench.sweep import folder
 from gradbench.sweep.ending import reconcile
 from gradbench.sweep.slurm import standing
-from gradbench.sweep.slurm.scheduler import Scheduler
+from gradbench.sweep.slurm.follow import Asks
 from gradbench.sweep.slurm.standing import Standing
 from gradbench.tracking import confirmed, disk
+
+_LIMITS = {Outcome.HOST_OOM: "mem_gb", Outcome.TIMEOUT: "time_min"}
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class CellStatus:
     ended: float | None = None  # Unix seconds
     metrics: Mapping[str, float] = field(default_factory=dict)
     rerun: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of its result, for `comparable`; not in the JSON
 
 
 def skipped(cell: CellSpec) -> CellStatus:
@@ -49,9 +55,7 @@ def of_finished(cell: CellSpec, attempt: Path) -> CellStatus:
     return _of_attempt(attempt.parent.parent, {"id": cell.id, "name": cell.name, "axes": cell.axes}, attempt, None)
 
 
-def of_sweep(
-    sweep: Path, told: Mapping[str, Result] | None = None, scheduler: Scheduler | None = None
-) -> list[CellStatus]:
+def of_sweep(sweep: Path, told: Mapping[str, Result] | None = None, scheduler: Asks | None = None) -> list[CellStatus]:
     """Return the status of every cell, those that turn out to be dead given their outcome on disk.
 
     `told` are results that its driver has heard of: they count where a full disk could not hold them. A `scheduler`
@@ -61,7 +65,15 @@ def of_sweep(
     driver_alive = disk.is_alive(content["driver"])
     promised = standing.of_cells(sweep, scheduler)
     cells = [_of_cell(sweep, brief, driver_alive, promised.get(brief["id"])) for brief in content["cells"]]
+    cells = [_as_claimed(cell, folder.claimed(content)) for cell in cells]
     return [_as_told(sweep, cell, (told or {}).get(cell.id)) for cell in cells]
+
+
+def _as_claimed(cell: CellStatus, claimed: Mapping[str, int]) -> CellStatus:
+    """Return a cell as one that waits where somebody is about to rerun it."""
+    if cell.outcome is None or claimed.get(cell.id) != (cell.attempt or 0):
+        return cell
+    return dataclasses.replace(cell, outcome=None, state="waiting", reason="for its next attempt", rerun=None)
 
 
 def _as_told(sweep: Path, cell: CellStatus, result: Result | None) -> CellStatus:
@@ -101,7 +113,8 @@ def _has_unsent_end(attempt: Path) -> bool:
 
 def as_json(sweep: str, cells: Sequence[CellStatus]) -> str:
     """Return the contract of `status --json`: one document, a line for each cell."""
-    lines = [json.dumps(vars(cell), ensure_ascii=False, allow_nan=False) for cell in cells]
+    shown = ({key: value for key, value in vars(cell).items() if key != "facts"} for cell in cells)
+    lines = [json.dumps(cell, ensure_ascii=False, allow_nan=False) for cell in shown]
     return f'{{"sweep": {json.dumps(sweep)}, "cells": [\n' + ",\n".join(lines) + "\n]}"
 
 
@@ -131,7 +144,7 @@ def _of_standing(sweep: Path, brief: Mapping[str, Any], promised: Standing) -> C
         host=seen.node if seen else None,
         job=promised.job,
         updates_done=disk.last_update(promised.attempt) if state else 0,
-        started=state.get("started_unix_s") or (seen.started_unix_s if seen else None),
+        started=None if promised.in_line else state.get("started_unix_s") or (seen.started_unix_s if seen else None),
     )
 
 
@@ -182,6 +195,15 @@ def _of_attempt(sweep: Path, who: Mapping[str, Any], attempt: Path, driver_alive
     )
 
 
+def _asked_for(attempt: Path) -> Mapping[str, Any]:
+    """Return the resources that an attempt had asked for; nothing where that is not known."""
+    try:
+        resources: Mapping[str, Any] = disk.load_config(attempt)["resources"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return _NOTHING
+    return resources
+
+
 def _ended(sweep: Path, who: Mapping[str, Any], attempt: Path, result: Result) -> CellStatus:
     return CellStatus(
         **who,
@@ -195,11 +217,16 @@ def _ended(sweep: Path, who: Mapping[str, Any], attempt: Path, result: Result) -
         started=result.started_unix_s,
         ended=result.ended_unix_s,
         metrics=result.metrics,
-        rerun=None if result.outcome.final else rerun_command(sweep, who["id"]),
+        facts=result.facts,
+        rerun=None if result.outcome.final else rerun_command(sweep, who["id"], result.outcome, _asked_for(attempt)),
     )
 
 
-def rerun_command(sweep: Path, cell_id: str) -> str:
-    """Return the command that runs the next attempt of a cell."""
+def rerun_command(
+    sweep: Path, cell_id: str, outcome: Outcome = Outcome.LOST, asked: Mapping[str, Any] = _NOTHING
+) -> str:
+    """Return the command that runs the next attempt of a cell, with twice of what it `asked` for too little of."""
     where = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
-    return f"python -m gradbench rerun {cell_id} --sweep {sweep.name}{where}"
+    key = _LIMITS.get(outcome, "")
+    more = f" resources.{key}={2 * asked[key]:g}" if asked.get(key) else ""
+    return f"python -m gradbench rerun {cell_id} --sweep {sweep.name}{more}{where}"

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from gradbench.sweep import status, table
-from gradbench.sweep.slurm.scheduler import Scheduler
+from gradbench.sweep.slurm.scheduler import Once, Scheduler
 from gradbench.sweep.status import CellStatus
 
 REFRESH_S = 2.0
@@ -21,7 +21,10 @@ def show(sweep: Path, console: Console, *, live: bool) -> None:
     """Print a sweep's cells; with `live`, after having shown them again and again until every cell has ended."""
     if live:
         _follow(sweep, console)
-    table.show(console, status.of_sweep(sweep), title=sweep.name)
+    scheduler = Once()
+    table.show(console, status.of_sweep(sweep, scheduler=scheduler), title=sweep.name)
+    if scheduler.trouble:
+        console.print(f"what waits or runs may not be as shown: {scheduler.trouble}", soft_wrap=True, markup=False)
 
 
 def _follow(sweep: Path, console: Console) -> None:

@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradbench.record import EvalRecord, Result, StepRecord
+from gradbench.probe.trace import read_table
+from gradbench.record import CellSpec, EvalRecord, Result, StepRecord
 from gradbench.tracking import confirmed, disk, mapping
 from gradbench.tracking.confirmed import DELETED, Confirmed
 from gradbench.tracking.mapping import Point
 from gradbench.tracking.store import METRICS_PER_BATCH, Found, Refused, Store, Unavailable
 
-UPLOADS = (disk.CONFIG, disk.AUDIT, disk.LOG, disk.RESULT)
+UPLOADS = (disk.CONFIG, disk.AUDIT, disk.TRACE, disk.LOG, disk.RESULT)
 
 Connect = Callable[[Path, Mapping[str, Any]], Store]
 """From a sweep's folder and its sweep.json to the store that it names."""
@@ -120,8 +121,9 @@ class Copier:
         state = disk.read_json(attempt / disk.STATE)
         run, status = self._found.children.get((spec.id, attempt.name)), "SCHEDULED"
         if run is None:
-            started_unix_s = state["started_unix_s"] if state else attempt.stat().st_mtime
-            tags = mapping.attempt_tags(self._sweep_json, spec, number) | mapping.place_tags(state)
+            started_unix_s = state["started_unix_s"] if state else _came_to_be(attempt)
+            asked = _config(attempt, spec).get("resources") or {}
+            tags = mapping.attempt_tags(self._sweep_json, spec, number, asked) | mapping.place_tags(state)
             run = store.create(mapping.run_name(spec, number), tags, started_unix_s, self._parent)
             status = "RUNNING" if state else "SCHEDULED"
         store.set_params(run, mapping.params(spec))
@@ -166,6 +168,7 @@ class Copier:
         store, run, status = self._open_store, known.run_id, mapping.status(result)
         if not result.returns:  # final values of a part would stand beside those of the whole
             store.log(run, mapping.final_points(result))
+            self._send_trace(run, attempt / disk.TRACE)
         store.set_tags(run, mapping.result_tags(result, again=known.result_ns is not None))
         for path in (*(attempt / name for name in UPLOADS), *sorted(attempt.glob(disk.OTHER_LOGS))):
             if path.exists():
@@ -175,6 +178,12 @@ class Copier:
         else:
             store.end(run, status, result.ended_unix_s)
         self._confirm(attempt, replace(known, status=status, result_ns=ended_ns))
+
+    def _send_trace(self, run: str, table: Path) -> None:
+        if table.exists():
+            points = mapping.system_points(read_table(table))
+            for start in range(0, len(points), METRICS_PER_BATCH):
+                self._open_store.log(run, points[start : start + METRICS_PER_BATCH])
 
     def finish(self, *, over: bool) -> None:
         """End the parent run if the sweep is over: `over` says so, or its driver is dead, or every cell has ended.
@@ -208,6 +217,21 @@ def _ran_here(sweep: Path, brief: Mapping[str, Any]) -> bool:
     if brief["skip"] is not None:
         return False
     return brief["from"] is None or bool(disk.attempts(sweep / brief["id"]))
+
+
+def _config(attempt: Path, spec: CellSpec) -> Mapping[str, Any]:
+    """Return the config of an attempt, the cell's where it has none yet; a rerun may ask for more than its cell."""
+    try:
+        return disk.load_config(attempt)
+    except FileNotFoundError:
+        return spec.config
+
+
+def _came_to_be(attempt: Path) -> float:
+    """Return when an attempt without a process was made: its folder is younger than its result, which came later."""
+    result = disk.load_result(attempt)
+    made_unix_s = attempt.stat().st_mtime
+    return made_unix_s if result is None else min(made_unix_s, result.started_unix_s or result.ended_unix_s)
 
 
 def _signature(attempt: Path) -> tuple[int, bool, int | None]:

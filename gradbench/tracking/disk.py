@@ -2,7 +2,8 @@
 
 <runs>/<sweep>/sweep.json                    the command, the code, the machine, the cells in brief
 <runs>/<sweep>/<cell id>/cell.json           the cell: its frozen, resolved config
-<runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt result.json
+<runs>/<sweep>/<cell id>/<attempt>/          config.yaml state.json steps.jsonl audit.json log.txt trace.parquet
+                                             result.json (the last)
                                              mlflow.json (how much of it the tracking store has confirmed)
                                              checkpoint.pt (of one that the scheduler stopped, until it has ended)
                                              log.rank1.txt ... (where several processes train it)
@@ -24,10 +25,12 @@ from typing import Any
 import psutil
 import yaml
 
+from gradbench.probe.files import TABLE
 from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
 
 SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.json"
 STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
+TRACE = TABLE  # what the samplers of its processes read; see gradbench/probe/files.py
 OTHER_LOGS = "log.rank*.txt"  # see `log_of_rank`
 CHECKPOINT = "checkpoint.pt"
 

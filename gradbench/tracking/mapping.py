@@ -9,11 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gradbench.probe.trace import thin
 from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
 
 SWEEP_KEY, CELL, ATTEMPT = "gradbench.sweep_key", "gradbench.cell", "gradbench.attempt"
 NON_FINITE = "gradbench.non_finite"
 
+TRACE_POINTS = 500  # of each counter that MLflow shows; the file that it keeps has them all
+_NO_COUNTERS = ("t_unix_s", "t_mono_s", "update", "lag_s")
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000  # MLflow's limits
 _STATUS = {
     Outcome.OK: "FINISHED",
@@ -68,10 +71,13 @@ def sweep_tags(sweep: Mapping[str, Any]) -> dict[str, str]:
     return _tags(tags)
 
 
-def attempt_tags(sweep: Mapping[str, Any], spec: CellSpec, attempt: int) -> dict[str, str]:
-    """Return the tags of an attempt's run that are known before it starts: the axes and where it belongs."""
+def attempt_tags(
+    sweep: Mapping[str, Any], spec: CellSpec, attempt: int, resources: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the tags of an attempt's run that are known before it starts: axes, where it belongs, what it asks for."""
     code = _code_tags(sweep.get("git") or {}) if attempt == 1 else {}  # a rerun may be of other code, and will tell
-    return _tags({**spec.axes, **_common_tags(sweep), **code, CELL: spec.id, ATTEMPT: attempt})
+    asked = {f"resources.{key}": value for key, value in resources.items()}
+    return _tags({**spec.axes, **_common_tags(sweep), **code, **asked, CELL: spec.id, ATTEMPT: attempt})
 
 
 def place_tags(state: Mapping[str, Any] | None) -> dict[str, str]:
@@ -83,7 +89,14 @@ def place_tags(state: Mapping[str, Any] | None) -> dict[str, str]:
 def result_tags(result: Result, *, again: bool = False) -> dict[str, str]:
     """Return how an attempt ended, and where; `again`: after another ending, whose reason must not stay."""
     reason = result.reason or ("" if again else None)
-    tags = {"gradbench.outcome": result.outcome.value, "gradbench.reason": reason, "gradbench.host": result.host}
+    tags = {
+        "gradbench.outcome": result.outcome.value,
+        "gradbench.reason": reason,
+        "gradbench.host": result.host or None,
+        "gradbench.job": result.facts.get("job"),
+        "gradbench.device": result.facts.get("device"),
+        "gradbench.threads": result.facts.get("threads"),
+    }
     return _tags({**tags, **_code_tags(result.facts.get("code") or {})})
 
 
@@ -127,6 +140,16 @@ def eval_points(record: EvalRecord) -> list[Point]:
 def final_points(result: Result) -> list[Point]:
     """Return the final values of an attempt, all at step 0, so that MLflow calls those of the newest result latest."""
     return [point for point in _points(result.metrics, result.ended_unix_s, 0) if math.isfinite(point.value)]
+
+
+def system_points(columns: Mapping[str, Any]) -> list[Point]:
+    """Return a trace, thinned out, for MLflow's tab of system metrics; a step is a second of the attempt."""
+    points: list[Point] = []
+    spans = list(thin(columns, TRACE_POINTS))
+    for t_unix_s, means in spans:
+        values = {f"system/{name}": value for name, value in means.items() if name not in _NO_COUNTERS}
+        points += _points(values, t_unix_s, round(t_unix_s - spans[0][0]))
+    return points
 
 
 def _points(values: Mapping[str, float | None], t_unix_s: float, step: int) -> list[Point]:

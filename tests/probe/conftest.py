@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
+
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory):
     """Build `nvml.c` and return the folder of the libnvidia-ml.so.1 that it makes."""
     compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
+    require("cc", compiler is not None, "a C compiler")
     folder = tmp_path_factory.mktemp("nvml")
     source, library = Path(__file__).with_name("nvml.c"), folder / "libnvidia-ml.so.1"
     options = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-stringop-truncation", "-shared", "-fPIC"]
@@ -37,3 +38,20 @@ def run_with_nvml(nvml_library):
         return done.stdout.strip()
 
     return run
+
+
+@pytest.fixture
+def gpus(nvml_library, tmp_path, monkeypatch):
+    """Return a function that sets, for samplers started from here, which GPUs there are and what they read."""
+    file = tmp_path / "readings"
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library))
+    monkeypatch.setenv("FAKE_NVML_READINGS", str(file))
+
+    def tell(readings: str, names: str | None = None) -> None:
+        if names is not None:
+            monkeypatch.setenv("FAKE_NVML", names)
+        temporary = tmp_path / "new"
+        temporary.write_text(readings)
+        temporary.replace(file)
+
+    return tell

@@ -31,6 +31,12 @@ class Device:
     def seconds(self, start: float, end: float) -> float:
         return end - start
 
+    def align(self) -> None:
+        self.wait(self.busy_until_s)
+
+    def at(self, mark: float) -> float:
+        return mark
+
 
 class HostClockOf(HostClock):
     """The wrong clock for an asynchronous device: it stops when the launch returns."""

@@ -129,9 +129,18 @@ def test_who_drives_is_not_replaced_while_it_lives(tmp_path):
     alive, dead = make_sweep(tmp_path, [], alive=True, name="a"), make_sweep(tmp_path, [], name="b")
     before = json.loads((alive / disk.SWEEP).read_text())["driver"]
     for sweep in (alive, dead):
-        folder.take_over(sweep)
+        folder.take_over(sweep, {"some cell": 2})
     assert folder.load(alive)["driver"] == before
     assert folder.load(dead)["driver"]["pid"] == os.getpid()
+    assert [folder.claimed(folder.load(sweep)) for sweep in (alive, dead)] == [{"some cell": 2}] * 2
+
+
+def test_what_a_dead_process_was_going_to_rerun_is_free(tmp_path):
+    sweep = make_sweep(tmp_path, [])
+    folder.take_over(sweep, {"some cell": 2})
+    content = folder.load(sweep)
+    content["rerunning"]["driver"]["started_unix_s"] -= 60
+    assert folder.claimed(content) == {}
 
 
 @pytest.mark.parametrize(("key", "fact"), [("gate", {}), ("probe", {"gate": {}})])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gradbench.record import Outcome
-from gradbench.sweep import status
+from gradbench.sweep import folder, status
 from gradbench.sweep.slurm import arrays
 from gradbench.sweep.slurm.arrays import Array, Promise
 from gradbench.tracking import disk
@@ -136,3 +136,17 @@ def test_what_the_driver_heard_counts_where_the_disk_is_silent(tmp_path):
     assert (cell.outcome, cell.state, cell.reason) == (Outcome.FAILED, "ended", "the disk is full")
     assert cell.rerun.startswith(f"python -m gradbench rerun {unwritten.id} ")
     assert other.outcome is Outcome.OK, "what is on disk is the truth"
+
+
+def test_a_cell_that_somebody_is_about_to_rerun_waits(tmp_path):
+    """Or a second `rerun --failed` beside the first would run it twice."""
+    cells = [make_spec(f"{n:012d}") for n in range(2)]
+    sweep = make_sweep(tmp_path, cells)
+    for spec in cells:
+        make_attempt(sweep, spec, outcome=Outcome.FAILED)
+    folder.take_over(sweep, {cells[0].id: 1})
+    claimed, free = status.of_sweep(sweep)
+    assert (claimed.outcome, claimed.state, claimed.rerun) == (None, "waiting", None)
+    assert free.outcome is Outcome.FAILED
+    disk.new_attempt(sweep / cells[0].id)
+    assert status.of_sweep(sweep)[0].attempt == 2

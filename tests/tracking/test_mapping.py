@@ -64,14 +64,16 @@ def test_params_fit_into_mlflow():
 
 def test_every_axis_is_a_tag_too():
     sweep = {"sweep": "s", "created_unix_s": 1.5, "git": None}
-    tags = mapping.attempt_tags(sweep, make_spec(strategy="checkpointing"), 2)
+    tags = mapping.attempt_tags(sweep, make_spec(strategy="checkpointing"), 2, {"gpus": 1, "mem_gb": None})
+    assert tags["resources.gpus"] == "1"
+    assert "resources.mem_gb" not in tags
     assert (tags["strategy"], tags["seed"], tags["gradbench.attempt"]) == ("checkpointing", "0", "2")
     assert "gradbench.commit" not in tags
 
 
 def test_the_commit_is_that_of_the_attempts_own_code_once_it_has_ended():
     sweep = {"sweep": "s", "created_unix_s": 1.5, "git": {"commit": "old", "dirty": False}}
-    first, second = (mapping.attempt_tags(sweep, make_spec(), attempt) for attempt in (1, 2))
+    first, second = (mapping.attempt_tags(sweep, make_spec(), attempt, {}) for attempt in (1, 2))
     assert (first["gradbench.commit"], first["gradbench.dirty"]) == ("old", "false")
     assert not [tag for tag in second if "commit" in tag], "a rerun may be of other code"
     code = {"sha256": "c0de", "commit": "new", "dirty": True}

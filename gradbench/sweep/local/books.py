@@ -157,8 +157,10 @@ class Books:
         kill_and_wait([pid for running in self._running.values() for pid in running.pids], _BURIAL_S)
         yield from [self._end(name, _orphaned(running, why, log)) for name, running in list(self._running.items())]
         if not worker.ready and not self._stop.save:
-            outcome = Outcome.HOST_OOM if oom_kills() > self._oom_kills else Outcome.FAILED
-            yield from self._end_waiting(outcome, f"the worker process could not start: {why}", log)
+            outcome, want = Outcome.FAILED, ""
+            if oom_kills() > self._oom_kills:
+                outcome, want = Outcome.HOST_OOM, " for want of host memory (resources.mem_gb)"
+            yield from self._end_waiting(outcome, f"the worker process could not start: {why}{want}", log)
 
 
 def request_for(job: Job, attempt: Path, slots: Slots, gpus: tuple[str, ...]) -> Request:

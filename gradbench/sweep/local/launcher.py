@@ -41,6 +41,7 @@ class LocalLauncher:
     waits: ClassVar[bool] = True
     first: ClassVar[str] = "importing torch, preparing the store"
     interrupt_words: ClassVar[tuple[str, str]] = LOCAL_WORDS
+    stopping: ClassVar[tuple[str, str]] = ("finishing what runs, Ctrl-C again stops it", "stopping what runs")
 
     @contextmanager
     def warm(self, configs: Iterable[Mapping[str, Any]]) -> Iterator[Worker | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradbench.record import Outcome, Result
@@ -11,7 +12,7 @@ from gradbench.record import Outcome, Result
 FIRST = 5
 """So many cells at the start of a sweep that die of one error stand for the rest."""
 QUICK_S, QUICK_DEATHS = 60.0, 5
-"""A node on which so many cells in a row die so soon is taken for broken."""
+"""A node where so many cells in a row die so soon is taken for broken, if others work and don't know their errors."""
 
 _DEATHS = frozenset({Outcome.FAILED, Outcome.LOST, Outcome.NODE_FAIL, Outcome.HOST_OOM})
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|/\S+")
@@ -39,14 +40,17 @@ class Breaker:
     def __init__(self) -> None:
         """Know nothing."""
         self._first: list[tuple[str, str]] | None = []  # kind and node of each; None: some cell has ended well
-        self._quick: defaultdict[str, int] = defaultdict(int)
+        self._quick: defaultdict[str, list[str]] = defaultdict(list)  # kinds, by node
+        self._nodes: defaultdict[str, set[str]] = defaultdict(set)  # by kind
+        self._well: set[str] = set()
         self._excluded: set[str] = set()
 
     def note(self, result: Result, node: str) -> Hold | Exclude | None:
         """Take note of an end on a node (empty: unknown), and return what should be done about the cells that wait."""
         if result.outcome.final:
             self._first = None
-            self._quick[node] = 0
+            self._quick[node] = []
+            self._well.add(node)
         if result.outcome not in _DEATHS:
             return None
         return self._hold(result, node) or self._exclude(result, node)
@@ -61,12 +65,23 @@ class Breaker:
         return Hold(str(result.reason), node or None if len(nodes) == 1 else None)
 
     def _exclude(self, result: Result, node: str) -> Exclude | None:
-        quick = result.ended_unix_s - (result.started_unix_s or result.ended_unix_s) < QUICK_S
-        self._quick[node] += quick
-        if not node or self._quick[node] < QUICK_DEATHS or node in self._excluded:
+        kind = kind_of(result)
+        self._nodes[kind].add(node)
+        if result.ended_unix_s - (result.started_unix_s or result.ended_unix_s) < QUICK_S and not _is_verdict(result):
+            self._quick[node].append(kind)
+        elsewhere = any(self._nodes[kind] - {node} for kind in self._quick[node])
+        if len(self._quick[node]) < QUICK_DEATHS or elsewhere or not node or node in self._excluded:
+            return None
+        if not self._well - {node}:  # perhaps there is no other
             return None
         self._excluded.add(node)
         return Exclude(node)
+
+
+def _is_verdict(result: Result) -> bool:
+    """Tell whether a cell died of its own strategy, which no node can help."""
+    gate = result.facts.get("gate")
+    return isinstance(gate, Mapping) and not gate["passed"]
 
 
 def kind_of(result: Result) -> str:

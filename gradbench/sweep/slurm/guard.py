@@ -22,23 +22,21 @@ class Guard:
         self._reasons: set[str | None] = set()
         self.cause: str | None = None  # why nothing more should start
         self.held: frozenset[str] = frozenset()  # jobs that wait until the user says more
-        self.said: list[str] = []  # what the user is to hear
 
     @property
     def excluded(self) -> str | None:
         """The nodes that no job shall go to, as sbatch takes them."""
         return ",".join(self._excluded) or None
 
-    def judge(self, ended: Ended) -> None:
-        """Act on an end if it is the one too many."""
+    def judge(self, ended: Ended) -> list[str]:
+        """Act on an end if it is the one too many; return what the user is to hear."""
         if self.cause or self._is_told(ended):
-            return
+            return []
         state = disk.read_json(ended.attempt / disk.STATE) or {}
         found = self._breaker.note(ended.result, state.get("node") or ended.result.host)
         if isinstance(found, Exclude):
-            self._exclude(found)
-        elif isinstance(found, Hold):
-            self._hold(found)
+            return self._exclude(found)
+        return self._hold(found) if found else []
 
     def _is_told(self, ended: Ended) -> bool:
         """Tell whether a cell that never began ends with a job whose death is known: that is no second one."""
@@ -46,7 +44,7 @@ class Guard:
         self._reasons.add(reason)
         return known and not (ended.attempt / disk.STATE).exists()
 
-    def _exclude(self, found: Exclude) -> None:
+    def _exclude(self, found: Exclude) -> list[str]:
         self._excluded.append(found.node)
         pending = sorted(self._follower.pending())
         trouble = _each(pending, "update", f"ExcNodeList={self.excluded}", prefix="JobId=")
@@ -55,18 +53,18 @@ class Guard:
             said += f", and scontrol says: {trouble}"
         elif pending:
             said += "; what waits goes to other nodes (launch.on_failure=continue never excludes one)"
-        self.said.append(said)
+        return [said]
 
-    def _hold(self, found: Hold) -> None:
+    def _hold(self, found: Hold) -> list[str]:
         where = f", all on {found.node}" if found.node else ""
         self.cause = f"the first {FIRST} cells died of one error{where}: {found.reason}"
         pending = sorted(self._follower.pending())
         if not pending:
-            return
+            return []
         trouble = _each(pending, "hold")
         self.held = frozenset(job for job, seen in self._follower.pending().items() if is_held(seen))
         arrays = " ".join(dict.fromkeys(job.partition("_")[0] for job in sorted(self.held)))
-        self.said += [
+        return [
             self.cause,
             f"{len(self.held)} jobs that wait are held: scontrol release {arrays} lets them go as they are; to change "
             "what all of them ask for, cancel the sweep and rerun --failed; launch.on_failure=continue never holds"

@@ -16,7 +16,7 @@ from gradbench.config import UserError
 from gradbench.record import Outcome
 from gradbench.sweep import hub
 from gradbench.sweep.interrupt import Stop
-from gradbench.sweep.job import Ended, Event, Job
+from gradbench.sweep.job import Ended, Event, Job, Said
 from gradbench.sweep.slurm import arrays, plan
 from gradbench.sweep.slurm.arrays import Array
 from gradbench.sweep.slurm.command import SlurmError
@@ -40,6 +40,7 @@ class SlurmLauncher:
     name = "slurm"
     first = "submitted, waiting for SLURM"
     interrupt_words = ("Leaving: the jobs go on.", "Leaving: the jobs go on.")
+    stopping = ("leaving", "leaving")
 
     def __init__(
         self, conf: Mapping[str, Any], launch: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]] | None = None
@@ -113,7 +114,7 @@ class SlurmLauncher:
         resumes, pack = self._launch["resume_on_timeout"], self._launch["cells_per_job"]
         for job in jobs:
             plan.check(job.resources, resumes=resumes)
-        waits, tasks = self.waits, -(-len(jobs) // pack)
+        waits, tasks = self.waits, plan.tasks(jobs, pack)
         if not waits and site.max_submit is not None and tasks > site.max_submit:
             raise UserError(
                 f"launch.wait=false: {tasks} jobs, and {site.max_submit} may be queued; launch.wait=true submits them "
@@ -138,7 +139,7 @@ class SlurmLauncher:
             for event in self._follower.look():
                 yield event
                 if isinstance(event, Ended) and self._launch["on_failure"] == "hold":
-                    self._guard.judge(event)
+                    yield from map(Said, self._guard.judge(event))
             yield from self._next_wave()
             time.sleep(max(POLL_S, (time.monotonic() - started_s) / LOAD))
 
@@ -160,7 +161,7 @@ class SlurmLauncher:
     def farewell(self, sweep: Path) -> list[str]:
         """Return how to look after the jobs that go on, and what will never be submitted."""
         where = "" if sweep.parent == Path("runs") else f" runs={sweep.parent}"
-        jobs, lines = len(self._follower.jobs), [*self._guard.said, *self._said]
+        jobs, lines = len(self._follower.jobs), [*self._said]
         if jobs:
             ids = ", ".join(str(array.job) for array in self._queue.submitted.values() if self._follower.lives(array))
             lines += [

@@ -20,7 +20,7 @@ from gradbench.code import fingerprint
 from gradbench.config import Resources
 from gradbench.record import CellSpec, Outcome
 from gradbench.sweep.interrupt import Stop
-from gradbench.sweep.job import Ended, Job
+from gradbench.sweep.job import Ended, Job, Said
 from gradbench.sweep.local.launcher import LocalLauncher
 from gradbench.sweep.slurm import allotment, arrays, fate, peer
 from gradbench.sweep.slurm.arrays import Array, Promise
@@ -95,6 +95,9 @@ def _run(sweep: Path, array: Array, promises: tuple[Promise, ...], stop: Stop) -
     """Run what has not ended; return the attempts."""
     attempts = []
     for event in _launcher().run(_jobs(sweep, array, promises), stop):
+        if isinstance(event, Said):
+            print(f"gradbench: {event.line}")
+            continue
         print(f"gradbench: {event.job.spec.name}: {event.result.outcome if isinstance(event, Ended) else 'starts'}")
         if isinstance(event, Ended) and _code_warning(array):
             _note_code(event.attempt, array)

@@ -57,15 +57,24 @@ def arrays(jobs: Sequence[Job], numbers: Mapping[str, int], template: Array, pac
     An array holds cells with equal resources, at most `size` tasks of `pack` cells. What else is in it is the
     `template`'s.
     """
-    groups: dict[tuple[tuple[str, Any], ...], list[Promise]] = {}
-    for job in jobs:
-        key = tuple(vars(job.resources).items())
-        groups.setdefault(key, []).append(Promise(job.spec.id, numbers[job.spec.id]))
     return [
-        replace(template, tasks=chunk, resources=dict(asked))
-        for asked, promises in groups.items()
-        for chunk in _slices(_slices(promises, pack), size)
+        replace(template, tasks=chunk, resources=vars(group[0].resources))
+        for group in _alike(jobs)
+        for chunk in _slices(_slices([Promise(job.spec.id, numbers[job.spec.id]) for job in group], pack), size)
     ]
+
+
+def tasks(jobs: Sequence[Job], pack: int) -> int:
+    """Return how many tasks run `jobs`, `pack` in each."""
+    return sum(-(-len(group) // pack) for group in _alike(jobs))
+
+
+def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the jobs in groups that ask for the same."""
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(tuple(vars(job.resources).values()), []).append(job)
+    return list(groups.values())
 
 
 def _slices(items: Sequence[Any], size: int) -> list[tuple[Any, ...]]:

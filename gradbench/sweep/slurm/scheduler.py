@@ -112,6 +112,23 @@ class Scheduler:
         return now - self._missing.setdefault(job, now) >= self._gone_after_s
 
 
+class Once:
+    """The same for whoever asks once: one answer, until it is sure."""
+
+    def __init__(self) -> None:
+        """Ask nothing yet."""
+        self._scheduler = Scheduler()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the question was not answered in full."""
+        return self._scheduler.trouble
+
+    def ask(self, jobs: Iterable[str]) -> dict[str, Seen]:
+        """Return what SLURM says of jobs; some seconds later where one may be gone."""
+        return self._scheduler.ask_until_sure(jobs)
+
+
 def _is_over(seen: Seen) -> bool:
     return seen.meaning.kind is Kind.TERMINAL and not seen.meaning.may_return
 

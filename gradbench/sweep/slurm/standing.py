@@ -11,7 +11,7 @@ from gradbench.record import Result
 from gradbench.sweep.slurm import arrays
 from gradbench.sweep.slurm.answers import Seen
 from gradbench.sweep.slurm.follow import Asks
-from gradbench.sweep.slurm.scheduler import Scheduler
+from gradbench.sweep.slurm.scheduler import Once
 from gradbench.sweep.slurm.truth import verdict
 from gradbench.sweep.slurm.unanswered import settled
 from gradbench.tracking import disk
@@ -27,6 +27,7 @@ class Standing:
     seen: Seen | None = None
     state: Mapping[str, Any] | None = None  # what its process has said of itself; None: not begun, or over
     preempted: bool = False  # and may return
+    in_line: bool = False  # behind another cell of its job
 
 
 def of_cells(sweep: Path, scheduler: Asks | None = None) -> Mapping[str, Standing]:
@@ -37,8 +38,20 @@ def of_cells(sweep: Path, scheduler: Asks | None = None) -> Mapping[str, Standin
     known = [array for each in arrays.of_sweep(sweep) if (array := settled(sweep, each)) is not None]
     found = {cell: _on_disk(sweep / cell / str(number), job) for cell, (number, job) in arrays.last_jobs(known).items()}
     jobs = {each.job for each in found.values() if each.job is not None and each.result is None}
-    seen = scheduler.ask(jobs) if scheduler else Scheduler().ask_until_sure(jobs)
-    return {cell: _asked(standing, seen) for cell, standing in found.items()}
+    seen = (scheduler or Once()).ask(jobs)
+    return _lined_up({cell: _asked(standing, seen) for cell, standing in found.items()})
+
+
+def _lined_up(found: Mapping[str, Standing]) -> Mapping[str, Standing]:
+    """Return the same, with those noted that another cell of their job goes before."""
+    busy: set[str | None] = set()
+    lined_up = {}
+    for cell, standing in found.items():
+        behind = standing.job in busy and standing.state is None
+        lined_up[cell] = replace(standing, in_line=True) if behind and standing.result is None else standing
+        if standing.result is None:
+            busy.add(standing.job)
+    return lined_up
 
 
 def _on_disk(attempt: Path, job: str | None) -> Standing:
@@ -65,5 +78,5 @@ def word(standing: Standing) -> str:
     if standing.preempted:
         return "preempted"
     if standing.seen.meaning.word == "running" and standing.state is None:
-        return "starting"  # the job imports, or another of its cells runs
+        return "waiting" if standing.in_line else "starting"
     return standing.seen.meaning.word

@@ -39,7 +39,7 @@ def verdict(attempt: Path, job: str, seen: Seen | None) -> Result | None:
     facts = {**result.facts, "requeued": False} if outcome is Outcome.PREEMPTED else result.facts
     with contextlib.suppress(OSError):
         (attempt / disk.CHECKPOINT).unlink(missing_ok=True)  # nobody will continue it
-    result = dataclasses.replace(result, outcome=outcome, reason=reason, facts=facts)
+    result = dataclasses.replace(result, outcome=outcome, reason=reason, facts={**facts, "job": job})
     return _saved(attempt, result, replaces=written is not None)
 
 

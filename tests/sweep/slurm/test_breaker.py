@@ -1,5 +1,7 @@
 """L5, and one error in all first cells: when a sweep should stop, or avoid a node."""
 
+import dataclasses
+
 import pytest
 
 from gradbench.record import Outcome, Result
@@ -8,6 +10,9 @@ from gradbench.sweep.slurm.breaker import FIRST, QUICK_DEATHS, Breaker, Exclude,
 
 def end(outcome=Outcome.FAILED, reason="FileNotFoundError: no /data/a.bin", took_s=5.0, started=True):
     return Result(outcome, reason, 0, 4, 1000.0 if started else None, 1000.0 + took_s, "host")
+
+
+GOOD = ("good", end(Outcome.OK, None))
 
 
 def notes(ends):
@@ -55,8 +60,22 @@ def test_L5_quick_deaths_on_one_node_exclude_it_once():
 
 def test_L5_a_death_without_a_start_is_quick():
     """A node where not even our own code is found."""
-    ends = [("bad", different(n, started=False)) for n in range(QUICK_DEATHS)]
+    ends = [GOOD] + [("bad", different(n, started=False)) for n in range(QUICK_DEATHS)]
     assert notes(ends)[-1] == Exclude("bad")
+
+
+def test_L5_the_only_node_is_not_excluded():
+    """Five failures among the cells of one node, where others have ended well: what waits could go nowhere."""
+    ends = [("only", end(Outcome.OK, None))] + [("only", different(n)) for n in range(2 * QUICK_DEATHS)]
+    assert set(notes(ends)) == {None}
+
+
+def test_L5_no_node_is_excluded_for_a_verdict_of_the_gate_or_an_error_that_others_have_too():
+    failed = end(reason="checkpointing is not exact")
+    gated = dataclasses.replace(failed, facts={"gate": {"passed": False}})
+    assert set(notes([GOOD] + [("n1", gated)] * 2 * QUICK_DEATHS)) == {None}
+    assert set(notes([GOOD, ("n2", end())] + [("n1", end())] * 2 * QUICK_DEATHS)) == {None}
+    assert Exclude("n1") in notes([GOOD] + [("n1", end())] * QUICK_DEATHS)
 
 
 def test_deaths_after_an_hour_are_no_fault_of_the_node():
@@ -66,8 +85,9 @@ def test_deaths_after_an_hour_are_no_fault_of_the_node():
 def test_a_result_clears_its_node_and_no_other():
     deaths = [("bad", different(n)) for n in range(QUICK_DEATHS - 1)] + [("shaky", end()) for _ in range(2)]
     worked = [("shaky", end(Outcome.OK, None))]
-    more = [("shaky", different(n)) for n in range(QUICK_DEATHS - 1)]
-    assert [said for said in notes([*deaths, *worked, *more, ("bad", end())]) if said] == [Exclude("bad")]
+    more = [("shaky", different(n)) for n in range(QUICK_DEATHS, 2 * QUICK_DEATHS - 1)]
+    ends = [*deaths, *worked, *more, ("bad", different(2 * QUICK_DEATHS - 1))]
+    assert [said for said in notes(ends) if said] == [Exclude("bad")]
 
 
 def test_an_unknown_node_is_not_excluded():

@@ -36,7 +36,8 @@ def slurm(programs, monkeypatch):
 def test_whole_arrays_are_cancelled_if_anything_of_them_is_open(slurm, sweep, capsys):
     assert main(["cancel", sweep.name, f"runs={sweep.parent}"]) == 0
     assert slurm.calls("scancel") == ["8 9"]
-    line = f"{sweep.name}: cancelled 8, 9; gradbench status {sweep.name} shows what became of it\n"
+    hint = f"python -m gradbench status {sweep.name} runs={sweep.parent} shows what became of it"
+    line = f"{sweep.name}: cancelled jobs 8, 9; {hint}\n"
     assert capsys.readouterr().out == line
     assert (sweep / arrays.FOLDER / arrays.CANCELLED).exists(), "a driver that waits for room submits no more"
 

@@ -72,11 +72,13 @@ def test_each_live_state_has_its_word_its_node_and_why_it_waits(sweep, slurm):
     assert [cell.job for cell in shown.values()] == [f"7_{n}" for n in range(5)]
 
 
-def test_a_cell_that_waits_in_its_job_for_another_is_starting(sweep, slurm):
-    folder, cells = sweep(2, pack=2)
+def test_a_cell_that_waits_in_its_job_for_another_is_waiting(sweep, slurm):
+    folder, cells = sweep(4, pack=2)
     make_attempt(folder, cells[0], outcome=None)
-    slurm(queue=queued("7", "RUNNING", node="n1"))
-    assert [cell.state for cell in of(folder).values()] == ["running", "starting"]
+    slurm(queue=queued("7_0", "RUNNING", node="n1") + queued("7_1", "RUNNING", node="n1"))
+    found = of(folder).values()
+    assert [cell.state for cell in found] == ["running", "waiting", "starting", "waiting"]
+    assert [cell.started is None for cell in found] == [False, True, False, True]
 
 
 def test_L4_an_unknown_state_is_shown_verbatim_and_nothing_is_written(sweep, slurm, capsys):

@@ -1,0 +1,112 @@
+"""The plan: what the audit would find, and the operations of an update, without a GPU and without the memory.
+
+The update is done on fake tensors, which have a shape, a type and a device and no content: a 1B model is planned in
+well under 1 GB. Both count the same operations, so the plan of a cell is its audit on a CPU to the byte, but for two
+things that are known without looking at numbers only by an audit: a batch without padding lets transformers go without
+its mask, which the plan has; and an update that depends on numbers (a line search) can't be planned at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from gradbench.memory.audit import BEFORE
+from gradbench.memory.flops import Flops
+from gradbench.memory.tracker import Tracker
+from gradbench.record import Batch, Loss, MakeOptimizer, PlanRecord
+from gradbench.strategy.base import Strategy
+
+DEVICE = torch.device("cpu")
+"""Of the fakes. Those of a GPU need a torch that was built for one, which a laptop's is not."""
+
+
+class Unplannable(Exception):
+    """What an update does depends on numbers, which fakes don't have."""
+
+
+def plan(
+    build: Callable[[], nn.Module],
+    strategy: Strategy,
+    make_optimizer: MakeOptimizer,
+    loss: Loss,
+    accelerator: Accelerator,
+    batch: Batch,
+) -> PlanRecord:
+    """Return the bytes at the peak of an update that follows `BEFORE` others, and its operations.
+
+    `build` makes the model on whatever is torch's default device, here none. Of `batch` only shapes and types count.
+    `accelerator` places nothing (`device_placement=False`). `strategy` is not attached, a copy of it is.
+
+    Raises:
+        Unplannable: what the update does depends on numbers.
+    """
+    with torch.device("meta"):
+        model = build().train()
+    try:
+        with FakeTensorMode():
+            _imagine(model)
+            example = {key: _like(tensor) for key, tensor in batch.items()}
+            return _late_update(model, copy.deepcopy(strategy), make_optimizer, _Uncounted(loss), accelerator, example)
+    except DataDependentOutputException as error:
+        raise Unplannable(f"what an update does depends on numbers ({error.func})") from error
+    finally:
+        accelerator.free_memory()
+
+
+def _late_update(
+    model: nn.Module,
+    strategy: Strategy,
+    make_optimizer: MakeOptimizer,
+    loss: Loss,
+    accelerator: Accelerator,
+    batch: Batch,
+) -> PlanRecord:
+    """Do as the audit does."""
+    tracker = Tracker()
+    strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
+    few = {key: tensor[:1] for key, tensor in batch.items()}
+    for _ in range(BEFORE):
+        strategy.update(few)  # one sample is enough for optimizers to allocate their state
+    tracker.follow(model, strategy.optimizers, batch)
+    with tracker, Flops(lambda: tracker.recomputes) as flops:
+        update = strategy.update(batch)
+    return PlanRecord(tracker.record(DEVICE), update.micro_batches, flops.total, flops.recomputed)
+
+
+class _Uncounted:
+    """A loss that takes every label for a live one: how many there are changes no shape."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._loss(model, batch)
+
+    def count(self, batch: Batch) -> int:
+        return batch["labels"].numel()
+
+
+def _imagine(model: nn.Module) -> None:
+    """Put fakes in the place of a model's tensors; tied ones stay tied."""
+    fakes: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        own = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, tensor in own:
+            if tensor not in fakes:
+                fakes[tensor] = _like(tensor)
+            setattr(module, name, fakes[tensor])
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Return a fake of a tensor, where fakes are made."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE)
+    return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
