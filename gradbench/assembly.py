@@ -27,7 +27,7 @@ from gradbench.memory.audit import audit
 from gradbench.model.loss import CrossEntropy
 from gradbench.probe.timer import PhaseTimer
 from gradbench.ranks import ALONE, Ranks
-from gradbench.record import Batch, GateReport, MakeOptimizer, MemoryRecord
+from gradbench.record import Batch, GateReport, MakeOptimizer, UpdateCost
 from gradbench.strategy.base import Strategy
 
 EVAL_BATCH = 64  # samples; the held-out loss does not depend on it
@@ -74,13 +74,18 @@ class Cell:
         """Compare untimed updates with plain backprop's."""
         limit = self.config["gate"]["samples"]
         limit = limit and max(1, limit // self.ranks.world)
-        batch = {key: tensor[:limit] for key, tensor in self.first_batch.items()}
-        # One without a schedule: it takes the batch, which may be cut down, for a whole window.
+        sizes, ranks = self.sizes[:1] * 2, self.ranks  # a second batch, also where one is all that is trained on
+        first, second = batches(self.data, sizes, self.seed, rank=ranks.rank, world=ranks.world)
+        first = {key: tensor[:limit] for key, tensor in first.items()}
+        # Half of it: another count, also where each sample has one label, and it costs less.
+        half = max(1, len(first["labels"]) // 2)
+        second = {key: tensor[:half] for key, tensor in second.items()}
+        # One without a schedule: it takes the batches, which may be cut down, for whole windows.
         strategy: Strategy = instantiate(self.config["strategy"])
-        return check_gate(self.build, strategy, self.loss, self.accelerator, batch)
+        return check_gate(self.build, strategy, self.make_optimizer, self.loss, self.accelerator, [first, second])
 
-    def audit(self) -> MemoryRecord:
-        """Return the exact peak bytes of one un-timed update, by category, of this process with its share."""
+    def audit(self) -> UpdateCost:
+        """Return the exact peak bytes of one un-timed update and its operations, of this process with its share."""
         return audit(self.build, self.strategy, self.make_optimizer, self.loss, self.accelerator, self.first_batch)
 
     def loop(self) -> tuple[Loop, PhaseTimer]:
@@ -115,8 +120,13 @@ class Cell:
             "samples_planned": sum(self.sizes),
             "processes": self.ranks.world,
             "exact": self.strategy.exact,
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
+            "device": device_name(),
         }
+
+
+def device_name() -> str:
+    """Return what this process computes on, as its maker calls it."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu"
 
 
 def recipe() -> dict[str, Any]:

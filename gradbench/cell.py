@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from gradbench import resume
-from gradbench.assembly import Cell, recipe
+from gradbench.assembly import Cell, device_name, recipe
 from gradbench.facts import at_work
 from gradbench.loop import Diverged, Loop
 from gradbench.outcome import Cancelled, GateFailed, classify, headline
 from gradbench.probe.allocator import peaks_of
 from gradbench.probe.nvml import gpu_uuid
+from gradbench.probe.peak import peak_flops
 from gradbench.probe.phases import PhaseLog
 from gradbench.probe.recording import Recording
 from gradbench.probe.timer import PhaseTimer
@@ -92,12 +93,15 @@ def _run(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> tuple[O
     for record, _ in disk.read_points(progress.attempt):
         progress.add(record)
     ranks.meet()
-    with _recorded(config, progress, ranks) as phases:
+    with _recorded(config, progress, ranks) as recording:
+        phases = recording.phases if recording else None
         training = _resume(config, progress, ranks)
         if training is None:
             progress.begin_again()
             training = _begin(config, progress, ranks, phases)
         training.loop.phases, training.loop.peaks = phases, peaks_of(training.cell.device)
+        if recording:
+            recording.ready()
         try:
             _train(training, progress, ranks)
         except Diverged as error:
@@ -108,17 +112,18 @@ def _run(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> tuple[O
 
 
 @contextlib.contextmanager
-def _recorded(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> Iterator[PhaseLog | None]:
-    """Sample the first rank's process, and the GPUs of all ranks on its machine."""
+def _recorded(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> Iterator[Recording | None]:
+    """Sample, from the first rank, the processes and GPUs of all ranks on its machine."""
     here = socket.gethostname()
-    gpus = [uuid for host, uuid in ranks.gather((here, _gpu())) if uuid and host == here]
+    mine = [(pid, gpu) for host, pid, gpu in ranks.gather((here, os.getpid(), _gpu())) if host == here]
     hz = config["probe"]["hz"]
     if not (hz and ranks.first):
         yield None
         return
-    with Recording(progress.attempt, hz, list(dict.fromkeys(gpus))) as recording:
+    gpus = list(dict.fromkeys(gpu for _, gpu in mine if gpu))
+    with Recording(progress.attempt, hz, gpus, [pid for pid, _ in mine]) as recording:
         try:
-            yield recording.phases
+            yield recording
         finally:
             progress.notes += [note for note in recording.notes if note not in progress.notes]
 
@@ -145,16 +150,18 @@ def _begin(config: Mapping[str, Any], progress: Progress, ranks: Ranks, phases: 
         cell = Cell(config, ranks)
         progress.updates = len(cell.sizes)
         progress.facts |= cell.facts()
-    progress.phase = "gate"
     if config["gate"]["enabled"]:
         with span("gate"):
-            progress.facts["gate"] = report = cell.gate()
-        if not report.passed:
-            raise GateFailed(report.reason)
+            _prove(cell, progress)
     if config["probe"]["audit"]:
         progress.phase = "audit"
         with span("audit"):
-            progress.memory = cell.audit()
+            cost = cell.audit()
+        progress.memory = cost.memory
+        progress.facts["flops"] = {"update": cost.flops_per_update, "recomputed": cost.recompute_flops_per_update}
+        progress.facts["peak_flops_per_s"] = peak_flops(
+            progress.facts["device"], config["precision"], tf32=torch.backends.cuda.matmul.allow_tf32
+        )
         if ranks.first:
             disk.write_json(progress.attempt / disk.AUDIT, progress.memory)
     progress.phase = "attach"
@@ -163,15 +170,47 @@ def _begin(config: Mapping[str, Any], progress: Progress, ranks: Ranks, phases: 
     return training
 
 
+def _prove(cell: Cell, progress: Progress) -> GateReport:
+    progress.phase = "gate"
+    progress.facts["gate"] = report = cell.gate()
+    if not report.passed:
+        raise GateFailed(report.reason)
+    return report
+
+
+def _prove_again(cell: Cell, saved: resume.Checkpoint, progress: Progress) -> dict[str, GateReport]:
+    """Return the gate's verdict on code that is not what was proved before; nothing where it is the same."""
+    if not cell.config["gate"]["enabled"]:
+        return {}
+    before = saved.facts | saved.facts.get("resumed_with", {})
+    if before["code"]["sha256"] == recipe()["code"]["sha256"]:
+        return {}
+    print("gradbench: the code is not that of before the stop: compared with plain backpropagation again")
+    progress.facts |= recipe()
+    return {"gate": _prove(cell, progress)}
+
+
 def _resume(config: Mapping[str, Any], progress: Progress, ranks: Ranks) -> _Training | None:
-    """Set the training up as it was when it was stopped; None, with the reason in the log, where that can't be."""
+    """Set the training up as it was when it was stopped; None, with the reason in the log, where that can't be.
+
+    Raises:
+        GateFailed: the code has changed meanwhile, and does not compute what it should.
+    """
     try:
         saved = _load(progress.attempt, ranks)
         if saved is None:
             return None
         cell = Cell(config, ranks)
+        proof = _prove_again(cell, saved, progress)
         training = _Training(cell, *cell.loop())
-        saved.restore(training.loop, progress, recipe() | {"data_sha256": cell.data.sha256})
+        saved.restore(training.loop, progress, recipe() | {"data_sha256": cell.data.sha256, "device": device_name()})
+        progress.facts |= proof
+        if device := progress.facts.get("resumed_with", {}).get("device"):
+            progress.notes.append(
+                f"from update {saved.update + 1} on it ran on {device}: its times are of both devices"
+            )
+    except GateFailed:
+        raise
     except Exception:
         traceback.print_exc()
         print(f"gradbench: {disk.CHECKPOINT} is of no use: the attempt starts again from the beginning")

@@ -122,11 +122,13 @@ def _auto(multirun: bool) -> str:
 def _settings(words: _Words) -> dict[str, Any]:
     """Return the resolved config of a command that is not about one cell: where the runs are, the tracking store."""
     from gradbench.sweep.compose import Composer, DoesNotApply
+    from gradbench.sweep.grid import no_such_key
 
+    composer = Composer(words.options.config_dir)
     try:
-        settings = Composer(words.options.config_dir).cell(words.overrides)[0]
+        settings = composer.cell(words.overrides)[0]
     except DoesNotApply as error:
-        raise UserError(f"{error.key}: no such key") from error
+        raise UserError(error.why or no_such_key(error.line, error.key, [composer.cell([])[0]])) from error
     check(settings)
     return settings
 
@@ -135,6 +137,10 @@ def _console(*, stderr: bool = False) -> Console:
     """Return where people read: as wide as their terminal, and wide enough for any name where it is none."""
     console = Console(highlight=False, stderr=stderr)
     return console if console.is_terminal else Console(highlight=False, stderr=stderr, width=WIDE)
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _multirun(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -158,16 +164,18 @@ def _plan(argv: Sequence[str]) -> int:
     words = _sort(argv, parser)
     _no_names(words)
     cells, notes, hydra = _grid(words)
-    from gradbench.sweep import folder, plan  # imports torch
+    from gradbench.sweep import plan  # imports torch
     from gradbench.sweep.gpus import capacity_bytes
     from gradbench.sweep.predict import predict
-    from gradbench.sweep.run import job_of, launcher_of
+    from gradbench.sweep.run import about, already, job_of, launcher_of
     from gradbench.sweep.vet import vet
 
     runs, asked = Path(cells[0].config["runs"]), cells[0].config["plan"]
-    done = folder.finished(runs, cells)
+    done, busy = already(cells)
     vetted, remarks = vet(cells)
-    jobs = [job_of(runs, cell) for cell in vetted if cell.skip is None and cell.id not in done]
+    todo = [cell for cell in vetted if cell.skip is None and cell.id not in {*done, *busy}]
+    jobs = [job_of(runs, cell) for cell in todo]
+    remarks += about(done, busy)
     remarks += launcher_of(cells[0].config, hydra).preview(jobs) if jobs else []
     capacity = capacity_bytes(asked["gpu"])
     predictions = predict(vetted, _console(stderr=True), capacity) if asked["predict"] or capacity else {}
@@ -177,7 +185,7 @@ def _plan(argv: Sequence[str]) -> int:
         for note in (*notes, *remarks):
             print(note, file=sys.stderr)
     else:
-        plan.show(_console(), vetted, done, (*notes, *remarks), predictions)
+        plan.show(_console(), vetted, done, (*notes, *remarks), predictions, busy)
     return 0
 
 
@@ -188,11 +196,15 @@ def _status(argv: Sequence[str]) -> int:
     words = _sort(argv, parser)
     if len(words.names) > 1:
         raise UserError(f"{' '.join(words.names)}: status shows one sweep; name one, or none for the newest")
-    from gradbench.sweep import folder, status, watch
+    from gradbench.sweep import comparable, folder, status, watch
 
-    sweep = folder.find(Path(_settings(words)["runs"]), words.names[0] if words.names else None)
+    runs = Path(_settings(words)["runs"])
+    sweep = folder.find(runs, words.names[0]) if words.names else folder.newest(runs, _warn)
     if words.options.json:
-        print(status.as_json(sweep.name, status.of_sweep(sweep)))
+        cells = status.of_sweep(sweep)
+        print(status.as_json(sweep.name, cells))
+        for note in comparable.notes(cells):
+            print(note, file=sys.stderr)
     else:
         watch.show(sweep, _console(), live=words.options.watch)
     if status.tracking_is_behind(sweep):  # nobody else will send what has ended
@@ -246,9 +258,15 @@ def _sync(argv: Sequence[str]) -> int:
     from gradbench.tracking.uploader import sync  # imports mlflow
 
     sweeps = folder.all_sweeps(Path(_settings(words)["runs"]))
+    healthy = []
     for sweep in sweeps:
-        status.of_sweep(sweep)  # an attempt that nobody saw die gets its outcome first
-    return 0 if sync(sweeps) else 1
+        try:
+            status.of_sweep(sweep)  # an attempt that nobody saw die gets its outcome first
+        except Damaged as error:
+            _warn(f"gradbench: {error}")
+        else:
+            healthy.append(sweep)
+    return 0 if sync(healthy) and healthy == sweeps else 1
 
 
 def _ui(argv: Sequence[str]) -> int:

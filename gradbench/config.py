@@ -21,7 +21,6 @@ CONF = next(
 )
 """The YAML files: inside the package where a wheel was installed, beside it in a checkout."""
 
-FAMILIES = ("model", "data", "optimizer", "strategy")
 SCIENCE = ("model", "size", "data", "optimizer", "strategy", "precision", "train", "seed")
 """What a cell is; everything else is how and where it runs."""
 
@@ -29,6 +28,18 @@ PRECISIONS = ("fp32", "bf16")
 SIZES = ("tiny", "paper")
 ON_FAILURE = ("hold", "continue")
 MOST_HZ = 100
+LEAST = {
+    "train.updates": 1,
+    "train.batch_size": 1,
+    "train.eval_every": 1,
+    "train.warmup": 0,
+    "launch.workers": 1,
+    "launch.threads": 1,
+    "launch.cells_per_job": 1,
+    "launch.throttle": 1,
+    "gate.samples": 1,
+}
+"""The smallest values of keys that count something."""
 
 
 class UserError(Exception):
@@ -141,22 +152,19 @@ def check(config: Mapping[str, Any]) -> None:
     _choice("size", config["size"], SIZES)
     _choice("precision", config["precision"], PRECISIONS)
     _choice("rerun", config["rerun"], ("missing", "all"))
-    for key, least in (("updates", 1), ("batch_size", 1), ("eval_every", 1), ("warmup", 0)):
-        _at_least(f"train.{key}", config["train"][key], least)
+    for key, least in LEAST.items():
+        room, _, name = key.partition(".")
+        if config[room][name] is not None:
+            _at_least(key, config[room][name], least)
     if not 0 <= config["seed"] < 2**32:
         raise UserError(f"seed={config['seed']}: must be between 0 and 2**32 - 1")
     _choice("launch.on_failure", config["launch"]["on_failure"], ON_FAILURE)
-    for key in ("workers", "threads", "cells_per_job", "throttle"):
-        if config["launch"][key] is not None:
-            _at_least(f"launch.{key}", config["launch"][key], 1)
     for key, value in config["resources"].items():
         if value is not None and not (0 < value < float("inf") or value == 0 == (key != "gpus")):  # nan is neither
             bound = "0 or more" if key == "gpus" else "more than 0"
             raise UserError(f"resources.{key}={value:g}: must be {bound}")
     if not 0 <= config["probe"]["hz"] <= MOST_HZ:
         raise UserError(f"probe.hz={config['probe']['hz']:g}: must be between 0 (no samples) and {MOST_HZ}")
-    if config["gate"]["samples"] is not None:
-        _at_least("gate.samples", config["gate"]["samples"], 1)
     if not config["runs"]:
         raise UserError("runs= is empty: it names the folder of the results")
     check_processes(config)

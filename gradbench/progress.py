@@ -73,8 +73,9 @@ class Progress:
     def result(self, outcome: Outcome, reason: str | None) -> Result:
         """Return how the attempt ended, if it ended now and so."""
         metrics = final_metrics(self.steps, self.evaluations, self.memory, finished=outcome is Outcome.OK)
-        metrics |= self.measured | self._of_the_allocator()
-        facts = self.facts | ({"notes": self.notes} if self.notes else {})
+        metrics |= self.measured | self._of_the_allocator() | self._of_flops(metrics.get("final/step_s"))
+        seen = {f"{what}_seen": sum(getattr(step, what) for step in self.steps) for what in ("samples", "tokens")}
+        facts = self.facts | seen | ({"notes": self.notes} if self.notes else {})
         return Result(
             outcome=outcome,
             reason=reason,
@@ -86,6 +87,19 @@ class Progress:
             metrics=metrics,
             facts=facts,
         )
+
+    def _of_flops(self, step_s: float | None) -> dict[str, float]:
+        """Return the operations of an update, and the share of the device's peak that those of the model make.
+
+        MFU leaves out what checkpointing computes a second time (Chowdhery et al. 2022, PaLM, appendix B).
+        """
+        flops, peak = self.facts.get("flops"), self.facts.get("peak_flops_per_s")
+        if flops is None:
+            return {}
+        found = {"final/flops_per_update": float(flops["update"] * self.facts["processes"])}  # each has its share
+        if peak and step_s:
+            found["final/mfu_pct"] = 100 * (flops["update"] - flops["recomputed"]) / step_s / peak
+        return found
 
     def _of_the_allocator(self) -> dict[str, float]:
         """Return the allocator's peaks, of which the allocated bytes are the headline; nothing on a CPU."""

@@ -139,11 +139,13 @@ class MemoryRecord:
     optimizer_bytes: int
     activations_bytes: int
     temp_bytes: int
+    largest_module: str | None = None  # that made the most of the activations; None where there are none
+    largest_module_bytes: int | None = None  # of them
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRecord:
-    """What an update takes, as told without a GPU: bytes at its peak, and floating-point operations as executed."""
+class UpdateCost:
+    """What an update takes, looked at or imagined: bytes at its peak, and floating-point operations as executed."""
 
     memory: MemoryRecord
     micro_batches: int

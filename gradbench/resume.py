@@ -36,7 +36,7 @@ class Checkpoint:
     strategy: Mapping[str, Any]
     rng: Sequence[Mapping[str, Any]]  # of every rank
     facts: Mapping[str, Any]
-    memory: Mapping[str, int] | None
+    memory: Mapping[str, Any] | None
     started_unix_s: float
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradbench.cell import run_attempt
-from gradbench.gate.sides import _Gate
+from gradbench.gate.plain import Plain
 from gradbench.loop import Loop
 from gradbench.strategy.standard import Standard
 from gradbench.tracking import disk
@@ -53,13 +53,13 @@ def _prepare(attempt: Path, what: str, rank: int = 1, update: int = 3) -> None:
 
 def _have_little_memory(attempt: Path, what: str) -> None:
     """Let plain backprop fit one rank's device with one sample only."""
-    fits = _Gate._pass
+    fits = Plain._pass
 
-    def fits_one(gate: _Gate, batch: Any, scale: float) -> Any:
-        return fits(gate, batch, scale) if len(batch["labels"]) == 1 else None
+    def fits_one(plain: Plain, model: Any, batch: Any, *rest: Any) -> Any:
+        return fits(plain, model, batch, *rest) if len(batch["labels"]) == 1 else None
 
     if os.environ.get(RANK) == "1":
-        _Gate._pass = fits_one  # type: ignore[method-assign]
+        Plain._pass = fits_one  # type: ignore[method-assign]
 
 
 def _see_one_gpu(attempt: Path, what: str) -> None:

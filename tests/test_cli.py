@@ -1,5 +1,6 @@
 """The door: words, exit codes, one line for a mistake, and no torch on the way to it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from gradbench.cli import COMMANDS, main
+from gradbench.record import Outcome
 from tests.tracking.folders import make_attempt, make_spec, make_sweep
 
 
@@ -50,11 +52,11 @@ def test_version(capsys):
         (["sttaus"], "sttaus: neither an override (key=value) nor a command"),
         (["-m", "plan", "seed=0,1"], "plan: a command comes first: gradbench plan ..."),
         (["--oops"], "unrecognized arguments: --oops"),
-        (["plan", "modle=vit"], "modle: no such key"),
+        (["plan", "modle=vit"], "modle=vit: no such key; did you mean model?"),
         (["status"], "no sweep here yet"),
         (["status", "a", "b"], "a b: status shows one sweep"),
         (["rerun", "--failed"], "no sweep here yet"),
-        (["rerun", "vit", "lr=1"], "lr: no such key"),
+        (["rerun", "vit", "lr=1"], "lr=1: no such key; allowed: data, gate"),
         (["ui"], "mlflow.db: no results yet"),
         (["ui", "tracking.uri=./mlruns"], "tracking.uri=./mlruns: no such store"),
         (["hydra/launcher=submitit_slurm"], "unknown launcher; allowed: auto, local, slurm"),
@@ -103,16 +105,86 @@ def test_M1_a_file_store_is_refused_with_what_is_allowed(capsys):
     assert "MLflow has given up its file store" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[1]"])
-@pytest.mark.parametrize("name", ["sweep.json", "0123456789ab/1/result.json", "slurm/1.json"])
-def test_a_damaged_file_is_named_in_one_line(name, content, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+def damaged(runs, name, content, *, sweep="20261201-120000", outcome=Outcome.OK, alive=False):
+    """Return a file of a sweep that holds something else."""
     spec = make_spec()
-    sweep = make_sweep(tmp_path, [spec])
-    make_attempt(sweep, spec)
+    sweep = make_sweep(runs, [spec], name=sweep, alive=alive)
+    make_attempt(sweep, spec, outcome=outcome)
     (sweep / name).parent.mkdir(exist_ok=True)
     (sweep / name).write_text(content)
+    return sweep / name
+
+
+def says_which(printed, file):
+    assert printed.err.startswith(f"gradbench: {file}: damaged (")
+    assert printed.err.count("\n") == 1
+
+
+ATTEMPT = "0123456789ab/1"
+CELL = {"id": "0123456789ab", "name": "n", "axes": {}, "skip": None, "from": None}
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1]"])
+@pytest.mark.parametrize("name", ["sweep.json", f"{ATTEMPT}/result.json", f"{ATTEMPT}/state.json", "slurm/1.json"])
+def test_a_damaged_file_is_named_in_one_line(name, content, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+    file = damaged(tmp_path, name, content)
     assert main(["status"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"gradbench: {sweep / name}: damaged (")
-    assert said.count("\n") == 1
+    says_which(capsys.readouterr(), file)
+
+
+@pytest.mark.parametrize("without", [*CELL, "not an object"])
+def test_a_cell_of_a_sweep_that_is_no_cell_is_damage(without, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+    file = damaged(tmp_path, "sweep.json", "")
+    cell = {key: value for key, value in CELL.items() if key != without} if without in CELL else 5
+    make_sweep(tmp_path, [], name="0")
+    file.write_text(json.dumps({**json.loads((tmp_path / "0/sweep.json").read_text()), "cells": [CELL, cell]}))
+    assert main(["status", file.parent.name]) == 2
+    says_which(capsys.readouterr(), file)
+
+
+@pytest.mark.parametrize(("key", "value"), [("facts", None), ("metrics", []), ("ended_unix_s", "now"), ("outcome", 5)])
+def test_a_result_with_a_value_of_another_kind_is_damage(key, value, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+    file = damaged(tmp_path, f"{ATTEMPT}/log.txt", "").with_name("result.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    assert main(["status"]) == 2
+    says_which(capsys.readouterr(), file)
+
+
+@pytest.mark.slow
+def test_the_other_sweeps_do_without_damaged_ones(tmp_path):
+    contents = {
+        "sweep.json": "",
+        f"{ATTEMPT}/state.json": '{"pid": 3}',
+        f"{ATTEMPT}/mlflow.json": "[]",
+        f"{ATTEMPT}/steps.jsonl": "5\n",
+    }
+    files = [damaged(tmp_path, *each, sweep=f"20261201-13000{n}") for n, each in enumerate(contents.items())]
+    spec = make_spec()
+    healthy = make_sweep(tmp_path, [spec], name="20261201-110000")
+    make_attempt(healthy, spec)
+    said = gradbench("sync", GRADBENCH_RUNS=str(tmp_path))
+    assert said.returncode == 1
+    assert [file for file in files if f"{file}: damaged (" in said.stderr + said.stdout] == files
+    assert "20261201-110000: 1 runs sent\n" in said.stdout
+    assert "Traceback" not in said.stderr
+
+
+def test_status_shows_the_newest_sweep_that_can_be_read(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+    file = damaged(tmp_path, "sweep.json", "[1]")
+    healthy = make_sweep(tmp_path, [make_spec()], name="20261201-110000", alive=True)
+    assert main(["status"]) == 0
+    printed = capsys.readouterr()
+    says_which(printed, file)
+    assert printed.out.startswith(healthy.name)
+
+
+def test_a_line_that_is_no_point_is_passed_over_while_a_cell_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADBENCH_RUNS", str(tmp_path))
+    file = damaged(tmp_path, f"{ATTEMPT}/log.txt", "", outcome=None, alive=True).with_name("steps.jsonl")
+    file.write_text(file.read_text() + "5\n[]\n")
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"][0]["updates_done"] == 4

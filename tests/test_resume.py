@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gradbench.cell import ON_STOP, Cell, recipe, run_attempt
-from gradbench.record import EvalRecord, Outcome, StepRecord
+from gradbench.record import EvalRecord, GateReport, Outcome, StepRecord
 from gradbench.rng import RngState
 from gradbench.strategy.standard import Standard
 from gradbench.tracking import disk
@@ -103,10 +103,49 @@ def test_a_cell_may_be_stopped_as_often_as_the_scheduler_likes(attempt_of, stop_
     assert (last.outcome, last.reason, last.updates_done) == (Outcome.OK, None, 6)
     assert same_training(parts, whole)
     assert last.facts.pop("gate").passed
-    reference.facts.pop("gate")
+    assert last.facts.pop("phases").keys() >= {"gate", "audit"}, "the samples of the first of four processes, too"
+    for name in ("gate", "phases"):
+        reference.facts.pop(name)
     assert last.facts == reference.facts | {"resumed_at": [0, 2, 5]}
     assert last.metrics["final/peak_bytes"] == reference.metrics["final/peak_bytes"]
     assert last.started_unix_s == first.started_unix_s
+
+
+@pytest.fixture
+def proved(monkeypatch):
+    """Count how often a cell is compared with plain backpropagation."""
+    gate, calls = Cell.gate, []
+    monkeypatch.setattr(Cell, "gate", lambda cell: calls.append(cell) or gate(cell))
+    return calls
+
+
+def test_what_goes_on_with_other_code_is_proved_again_and_once(attempt_of, stop_after, proved, monkeypatch):
+    cell = ("train.updates=6", "probe.audit=false", "probe.hz=0", "model.dropout=0.2", "strategy=checkpointing")
+    whole, parts = attempt_of(*cell), attempt_of(*cell)
+    run_attempt(whole)
+    stop_after(parts, 2)
+    code = {"sha256": "f" * 64}
+    monkeypatch.setattr("gradbench.assembly.CODE", code)
+    assert len(proved) == 2
+    stop_after(parts, 4)
+    assert len(proved) == 3
+    result = run_attempt(parts)
+    assert len(proved) == 3, "this code is known"
+    assert (result.outcome, result.facts["resumed_with"]["code"]) == (Outcome.OK, code)
+    assert result.facts["gate"].passed
+    assert same_training(parts, whole)
+
+
+def test_what_goes_on_with_code_that_is_wrong_fails(attempt_of, stop_after, monkeypatch):
+    attempt = attempt_of("train.updates=6", "probe.audit=false", "probe.hz=0")
+    stop_after(attempt, 2)
+    monkeypatch.setattr("gradbench.assembly.CODE", {"sha256": "f" * 64})
+    wrong = GateReport(passed=False, reason="its gradients are not those of plain backprop", exact=True, samples=8)
+    monkeypatch.setattr(Cell, "gate", lambda _cell: wrong)
+    result = run_attempt(attempt)
+    assert (result.outcome, result.reason) == (Outcome.FAILED, wrong.reason)
+    assert result.updates_done == 2
+    assert not (attempt / disk.CHECKPOINT).exists()
 
 
 def test_the_last_word_of_a_stopped_cell_is_gone_while_it_goes_on_and_its_checkpoint_after(attempt_of, stop_after):
@@ -121,6 +160,15 @@ def test_the_last_word_of_a_stopped_cell_is_gone_while_it_goes_on_and_its_checkp
         run_attempt(attempt)
     assert seen == [False, False]
     assert sorted(path.name for path in attempt.iterdir()) == sorted([disk.CONFIG, disk.STEPS, disk.RESULT])
+
+
+def test_a_training_that_goes_on_elsewhere_says_that_its_times_are_mixed(attempt_of, stop_after, monkeypatch):
+    attempt = attempt_of(*BARE)
+    stop_after(attempt, 2)
+    monkeypatch.setattr("gradbench.cell.device_name", lambda: "another GPU")
+    result = run_attempt(attempt)
+    assert result.facts["resumed_with"] == {"device": "another GPU"}
+    assert result.facts["notes"] == ["from update 3 on it ran on another GPU: its times are of both devices"]
 
 
 def test_B4_the_first_updates_after_a_resume_are_warm_up_again(attempt_of, stop_after):
@@ -165,7 +213,8 @@ def test_what_is_not_as_it_was_before_the_stop_is_told(attempt_of, stop_after, m
     before = stop_after(attempt, 1).facts
     monkeypatch.setattr("gradbench.cell.recipe", lambda: recipe() | {"threads": 99})
     after = run_attempt(attempt).facts
-    assert after == before | {"resumed_at": [1], "resumed_with": {"threads": 99}}
+    seen = {"samples_seen": 32, "tokens_seen": 32}
+    assert after == before | seen | {"resumed_at": [1], "resumed_with": {"threads": 99}}
 
 
 def test_without_the_schedulers_word_a_signal_cancels(attempt_of, stop_after):

@@ -1,4 +1,4 @@
-"""The audit: exact bytes of one real, un-timed update, by category.
+"""The audit: exact bytes of one real, un-timed update, by category, and its floating-point operations.
 
 Every tensor that an operation makes is followed from its birth to its release, on a CPU and a GPU alike (a GPU's are
 rounded up to the 512 bytes that its allocator hands out). Not seen: workspaces inside one operation, fragmentation of
@@ -15,8 +15,9 @@ from collections.abc import Callable
 from accelerate import Accelerator
 from torch import nn
 
+from gradbench.memory.flops import Flops
 from gradbench.memory.tracker import Tracker
-from gradbench.record import Batch, Loss, MakeOptimizer, MemoryRecord
+from gradbench.record import Batch, Loss, MakeOptimizer, UpdateCost
 from gradbench.rng import rng_preserved
 from gradbench.strategy.base import Strategy
 
@@ -31,8 +32,8 @@ def audit(
     loss: Loss,
     accelerator: Accelerator,
     batch: Batch,
-) -> MemoryRecord:
-    """Return the bytes at the peak of an update that follows `BEFORE` others.
+) -> UpdateCost:
+    """Return the bytes at the peak of an update that follows `BEFORE` others, and its operations.
 
     `build` makes the model on its device and in train mode. `strategy` is not attached, a copy of it is. Random state
     is left as found and what was made is freed, so audits in one process do not see each other.
@@ -54,13 +55,14 @@ def _late_update(
     loss: Loss,
     accelerator: Accelerator,
     batch: Batch,
-) -> MemoryRecord:
+) -> UpdateCost:
     batch = {key: tensor.to(accelerator.device) for key, tensor in batch.items()}
     tracker = Tracker()
     strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
     for _ in range(BEFORE):
         strategy.update(batch)
     tracker.follow(model, strategy.optimizers, batch)
-    with tracker:
-        strategy.update(batch)
-    return tracker.record(batch["labels"].device)  # Accelerate numbers even a CPU where it has several processes
+    with tracker, Flops(lambda: tracker.recomputes) as flops:
+        update = strategy.update(batch)
+    device = batch["labels"].device  # Accelerate numbers even a CPU where it has several processes
+    return UpdateCost(tracker.record(device), update.micro_batches, flops.total, flops.recomputed)

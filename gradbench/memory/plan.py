@@ -1,9 +1,10 @@
 """The plan: what the audit would find, and the operations of an update, without a GPU and without the memory.
 
 The update is done on fake tensors, which have a shape, a type and a device and no content: a 1B model is planned in
-well under 1 GB. Both count the same operations, so the plan of a cell is its audit on a CPU to the byte, but for two
-things that are known without looking at numbers only by an audit: a batch without padding lets transformers go without
-its mask, which the plan has; and an update that depends on numbers (a line search) can't be planned at all.
+well under 1 GB. The plan of a cell is its audit on a CPU to the byte, but for two things, each explained by a test: a
+batch without any padding lets transformers leave its mask out, which only who looks at the batch can know; and torch
+describes the statistics of a layer norm in bf16 as half as wide as they are. An update that depends on numbers (a line
+search) has no plan. On a GPU, attention's kernels and the allocator's rounding differ a little.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from gradbench.memory.audit import BEFORE
 from gradbench.memory.flops import Flops
 from gradbench.memory.tracker import Tracker
-from gradbench.record import Batch, Loss, MakeOptimizer, PlanRecord
+from gradbench.record import Batch, Loss, MakeOptimizer, UpdateCost
 from gradbench.strategy.base import Strategy
 
 DEVICE = torch.device("cpu")
@@ -37,7 +38,7 @@ def plan(
     loss: Loss,
     accelerator: Accelerator,
     batch: Batch,
-) -> PlanRecord:
+) -> UpdateCost:
     """Return the bytes at the peak of an update that follows `BEFORE` others, and its operations.
 
     `build` makes the model on whatever is torch's default device, here none. Of `batch` only shapes and types count.
@@ -54,7 +55,7 @@ def plan(
             example = {key: _like(tensor) for key, tensor in batch.items()}
             return _late_update(model, copy.deepcopy(strategy), make_optimizer, _Uncounted(loss), accelerator, example)
     except DataDependentOutputException as error:
-        raise Unplannable(f"what an update does depends on numbers ({error.func})") from error
+        raise Unplannable("what an update does depends on numbers, which a plan does not have") from error
     finally:
         accelerator.free_memory()
 
@@ -66,7 +67,7 @@ def _late_update(
     loss: Loss,
     accelerator: Accelerator,
     batch: Batch,
-) -> PlanRecord:
+) -> UpdateCost:
     """Do as the audit does."""
     tracker = Tracker()
     strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
@@ -76,7 +77,7 @@ def _late_update(
     tracker.follow(model, strategy.optimizers, batch)
     with tracker, Flops(lambda: tracker.recomputes) as flops:
         update = strategy.update(batch)
-    return PlanRecord(tracker.record(DEVICE), update.micro_batches, flops.total, flops.recomputed)
+    return UpdateCost(tracker.record(DEVICE), update.micro_batches, flops.total, flops.recomputed)
 
 
 class _Uncounted:

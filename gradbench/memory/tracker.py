@@ -7,13 +7,14 @@ happens inside `Optimizer.step` as optimizer state. Only its accounting is used 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _RefType
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _RefType, _UpdateType, _WeakRefInfo
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -31,6 +32,10 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
         """Start with nothing."""
         super().__init__()
         self._phase: str | None = None
+        self._entered: list[str] = []  # the modules whose forward pass is under way, by name, from the outermost
+        self._held: dict[Any, tuple[str, int]] = {}  # by activation: the module that made it, and its bytes
+        self._modules: defaultdict[torch.device, Counter[str]] = defaultdict(Counter)  # what each holds now
+        self._modules_at_peak: dict[torch.device, Counter[str]] = {}
         self._handles: list[RemovableHandle] = []
 
     @contextmanager
@@ -61,7 +66,9 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
         params, grads, optimizer, activations = (peak[category] for category in kept)
         total = peak["Total"]
         rest = total - params - grads - optimizer - activations
-        return MemoryRecord(total, params, grads, optimizer, activations, rest)
+        largest = self._modules_at_peak.get(device, Counter()).most_common(1)
+        module, held = largest[0] if largest and largest[0][1] else (None, None)
+        return MemoryRecord(total, params, grads, optimizer, activations, rest, module, held)
 
     def __exit__(self, *args: object) -> None:
         super().__exit__(*args)
@@ -86,10 +93,20 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
             self._update_and_maybe_create_winfos(tensor, reftype)
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-        """Leave torch's bookkeeping by module out. It takes for computed again all that follows an early stop of it."""
+        """Note which module computes, and leave torch's bookkeeping out: it misses what is computed between two."""
+        name = self._name_of(module)
+        while self._entered and not name.startswith(f"{self._entered[-1]}."):
+            self._entered.pop()  # checkpointing leaves a block where it has all that it wants, without a word
+        self._entered.append(name)
+
+    def _name_of(self, module: nn.Module) -> str:
+        return str(self._mod_tracker.get_known_fqn(module))  # type: ignore[no-untyped-call]
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Leave torch's bookkeeping by module out."""
+        """Note that a module is done."""
+        name = self._name_of(module)
+        if name in self._entered:
+            del self._entered[self._entered.index(name) :]
 
     def _pre_bw_hook(self, module: nn.Module | None, args: Any) -> None:
         """Leave torch's bookkeeping by module out."""
@@ -97,11 +114,28 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
     def _post_bw_hook(self, module: nn.Module | None, args: Any) -> None:
         """Leave torch's bookkeeping by module out."""
 
+    def _update_snap(
+        self,
+        u_type: _UpdateType,
+        winfo: _WeakRefInfo,
+        old_mem_consumed: int | None = None,
+        old_reftype: _RefType | None = None,
+    ) -> None:
+        """Keep the books by module, too; `winfo` stands for a storage."""
+        super()._update_snap(u_type, winfo, old_mem_consumed, old_reftype)
+        books = self._modules[winfo.device]
+        module, held = self._held.pop(winfo, (self._entered[-1] if self._entered else "", 0))
+        books[module] -= held
+        if winfo.reftype is _MemRefType.ACT and u_type is not _UpdateType.DEL:
+            self._held[winfo] = module, winfo.mem_consumed
+            books[module] += winfo.mem_consumed
+
     def _update_peak_stats(self, peak_state: Any) -> None:
         for device, snapshot in self._curr_mem_snap.items():
             if snapshot["Total"] > self._peak_mem.get(device, 0):
                 self._peak_mem[device] = snapshot["Total"]
                 self._peak_mem_snap[device] = dict(snapshot)
+                self._modules_at_peak[device] = self._modules[device].copy()
 
 
 def _tensors_in(state: Any) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,9 @@ class CG(Optimizer):
 
     Groups may differ in `lr` and `weight_decay`: each scales its own part of the one step. Everything else is global.
     """
+
+    couples_parameters: ClassVar[bool] = True
+    """One optimizer over all parameters is another method than several that share them out."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Counters:
         self.columns = [column for counter in self._counters for column in counter.columns]
         self.first = {column: value for values in answers.values() if values for column, value in values.items()}
         self._filled = set(self.first)
-        self._due_s: dict[Counter, float] = {}
+        self._due_s = {counter: time.monotonic() + counter.every_s for counter in self._counters}
         self._tell(self._failed)
 
     def read(self, *, everything: bool = False) -> dict[str, float]:
@@ -50,7 +50,7 @@ class Counters:
         values: dict[str, float] = {}
         known, now_s = len(self._failed), time.monotonic()
         for counter in self._counters:
-            if everything or now_s >= self._due_s.get(counter, 0.0):
+            if everything or now_s >= self._due_s[counter]:
                 self._due_s[counter] = now_s + counter.every_s
                 values |= self._values(counter) or {}
         self._tell(list(self._failed)[known:])

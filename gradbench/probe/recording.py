@@ -15,17 +15,21 @@ from gradbench.probe.trace import numbers
 class Recording:
     """Samples this process and its GPUs as long as the context is open."""
 
-    def __init__(self, attempt: Path, hz: float, gpus: Sequence[str] = ()) -> None:
-        """Choose the next number."""
+    def __init__(self, attempt: Path, hz: float, gpus: Sequence[str] = (), pids: Sequence[int] = ()) -> None:
+        """Choose the next number; `pids` are the processes that train together, by default this one."""
         self.attempt = attempt
         number = 1 + max(numbers(attempt), default=0)
         self.phases = PhaseLog(attempt / PHASES.format(number), hz)
-        self._sampler = Sampler(attempt / SAMPLES.format(number), hz=hz, gpus=gpus)
+        self._sampler = Sampler(attempt / SAMPLES.format(number), hz=hz, gpus=gpus, pids=pids)
 
     def __enter__(self) -> Recording:
-        """Start the sampler, and wait until it is ready."""
-        self._sampler.__enter__()
+        """Start the sampler; it gets ready while the cell does."""
+        self._sampler.start()
         return self
+
+    def ready(self) -> None:
+        """Wait for the sampler, before anything is timed."""
+        self._sampler.ready()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Stop it."""

@@ -55,15 +55,25 @@ class Sampler:
 
     def __enter__(self) -> Sampler:
         """Start the process and wait until its first sample is on disk."""
+        self.start()
+        self.ready()
+        return self
+
+    def start(self) -> None:
+        """Start the process, which needs some tenths of a second until it is ready."""
         try:
             self._process = self._start()
-            self._wait(self._process, time.monotonic() + READY_S)
         except OSError as error:
             self.notes.append(f"the sampler could not be started: {error}")
+
+    def ready(self) -> None:
+        """Wait until its first sample is on disk; do without where that takes too long."""
+        try:
+            if self._process:
+                self._wait(self._process, time.monotonic() + READY_S)
         except BaseException:
             self._finish(0)
             raise
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Let it take its last sample; kill it where that takes too long."""

@@ -84,8 +84,8 @@ class Total:
                 error = failure
             else:
                 self._first.setdefault(process, used if self._since_seen else (0.0,) * len(used))
-        if error and not self._last:
-            raise error
+        if not self._last:
+            raise error or LookupError("there is no such process")
         grown = ([b - a for a, b in zip(self._first[p], self._last[p], strict=True)] for p in self._last)
         return tuple(map(sum, zip(*grown, strict=True)))
 

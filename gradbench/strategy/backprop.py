@@ -52,7 +52,7 @@ class Backprop:
             )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         raw = make_optimizer(self.parameters)
-        self.closure = _wants_closure(raw)
+        self.closure = wants_closure(raw)
         self.model, self.optimizer = accelerator.prepare(model, raw)
         self.loss, self.accelerator, self.phase = loss, accelerator, phase
 
@@ -146,7 +146,7 @@ def grad_norm(parameters: list[nn.Parameter]) -> Tensor:
     return nn.utils.get_total_norm(gradients)
 
 
-def _wants_closure(optimizer: Optimizer) -> bool:
+def wants_closure(optimizer: Optimizer) -> bool:
     """Tell whether `step` must be given a closure: it has no default, or the optimizer says so of its configuration."""
     parameter = inspect.signature(optimizer.step).parameters.get("closure")
     required = parameter is not None and parameter.default is inspect.Parameter.empty

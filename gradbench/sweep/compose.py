@@ -29,6 +29,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from gradbench.config import CONF, UserError, register
 from gradbench.sweep.slurm.conf import register as register_slurm
+from gradbench.sweep.values import expected
 
 VERSION_BASE = "1.3"
 LAUNCHER, AUTO = "hydra/launcher", "auto"
@@ -42,10 +43,10 @@ KINDS = ("images", "masked_text", "causal_text", "captions")
 class DoesNotApply(Exception):
     """An override does not go with this cell's choices: they have no such `key`, or `why` says it in a sentence."""
 
-    def __init__(self, key: str, why: str | None = None) -> None:
-        """Remember the key."""
+    def __init__(self, key: str, why: str | None = None, line: str | None = None) -> None:
+        """Remember the key, and the override as it was written."""
         super().__init__(key)
-        self.key, self.why = key, why
+        self.key, self.why, self.line = key, why, line or key
 
 
 class Composer:
@@ -221,8 +222,10 @@ class Composer:
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
         except ConfigCompositionException as error:
             if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
-                raise DoesNotApply(override.key_or_group) from error
-            raise UserError(f"{override.input_line}: {_cause(error)}") from error
+                raise DoesNotApply(override.key_or_group, line=override.input_line) from error
+            raise UserError(f"{override.input_line}: {_refusal(override, error)}") from error
+        except ValueError as error:  # a name where a list takes a number
+            raise UserError(f"{override.input_line}: {one_line(error)}") from error
 
 
 def _kind(config: DictConfig) -> str | None:
@@ -236,6 +239,14 @@ def _let_model_ask(config: DictConfig) -> None:
     if "resources" in config.get("model", {}):
         OmegaConf.set_struct(config, False)
         config.resources = OmegaConf.merge(config.resources, config.model.pop("resources"))
+
+
+def _refusal(override: Override, error: ConfigCompositionException) -> str:
+    """Return why a key that there is does not take its override."""
+    takes = expected(override.key_or_group)
+    if takes is None:
+        return _cause(error)
+    return "cannot be left out" if override.is_delete() else f"must be {takes}"
 
 
 def _cause(error: BaseException) -> str:

@@ -117,7 +117,7 @@ def reconcile(attempt: Path) -> Result | None:
 
     An attempt that has no result although its process is gone is `lost`, which is written where that is possible.
     """
-    state = disk.read_json(attempt / disk.STATE)
+    state = disk.load_state(attempt)
     if disk.is_alive(state) is not False:
         return disk.load_result(attempt)
     result = disk.load_result(attempt)  # read after the look at the process, which may have ended in between
@@ -136,7 +136,7 @@ def reconcile(attempt: Path) -> Result | None:
 
 def posthumous(attempt: Path, outcome: Outcome, reason: str, ended_unix_s: float | None = None) -> Result:
     """Return the result of an attempt that wrote none, with what its folder tells."""
-    state = disk.read_json(attempt / disk.STATE) or {}
+    state = disk.load_state(attempt) or {}
     ran = (attempt / disk.LOG).exists()
     return Result(
         outcome=outcome,

@@ -15,7 +15,7 @@ from gradbench.sweep.gpus import why_not
 def fitting(cells: Sequence[CellSpec], console: Console) -> list[CellSpec]:
     """Return the cells, those that can't fit `plan.gpu` marked as skipped; as they are where it names none.
 
-    A cell that can't be planned is let through. `console` shows progress.
+    A cell that can't be planned is let through; `console` shows why, and progress.
 
     Raises:
         UserError: a cell can't fit, and `launch.skip_oom` is false.
@@ -23,9 +23,12 @@ def fitting(cells: Sequence[CellSpec], console: Console) -> list[CellSpec]:
     gpu = cells[0].config["plan"]["gpu"]
     if gpu is None:
         return list(cells)
-    from gradbench.sweep.predict import predict  # imports torch, for which only who asks need wait
+    from gradbench.sweep.plan import unpredicted  # these import torch, for which only who asks need wait
+    from gradbench.sweep.predict import predict
 
     predictions = predict(cells, console)
+    for line in unpredicted(cells, predictions):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     fitted = []
     for cell in cells:
         plan = predictions[cell.id].plan if cell.id in predictions else None

@@ -6,7 +6,7 @@ import fcntl
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,11 +15,10 @@ from typing import Any
 
 from gradbench.code import fingerprint, git_state
 from gradbench.config import UserError
-from gradbench.record import CellSpec, Outcome, Result
+from gradbench.record import CellSpec, Result
 from gradbench.tracking import disk
 
 LOCK = ".rerun.lock"
-_NEEDED = {"sweep", "driver", "launcher", "tracking", "cells"}
 RECORDED = ("gradbench", "torch", "transformers", "accelerate", "mlflow", "hydra-core", "submitit")
 
 
@@ -139,12 +138,10 @@ def versions() -> dict[str, str]:
 
 def load(sweep: Path) -> dict[str, Any]:
     """Return the content of a sweep's `sweep.json`."""
-    content: dict[str, Any] | None = disk.read_json(sweep / disk.SWEEP)
-    if content is None:
-        raise UserError(f"{sweep.name}: no sweep of this name in {sweep.parent}")
-    if not isinstance(content, dict) or not content.keys() >= _NEEDED:
-        raise disk.Damaged(sweep / disk.SWEEP, KeyError(*sorted(_NEEDED)))
-    return content
+    try:
+        return disk.load_sweep(sweep)
+    except FileNotFoundError:
+        raise UserError(f"{sweep.name}: no sweep of this name in {sweep.parent}") from None
 
 
 def all_sweeps(runs: Path) -> list[Path]:
@@ -177,6 +174,25 @@ def find(runs: Path, name: str | None) -> Path:
     raise UserError(f"{name}: no sweep of this name in {runs}; the newest are {', '.join(s.name for s in sweeps[-3:])}")
 
 
+def newest(runs: Path, say: Callable[[str], object]) -> Path:
+    """Return the newest sweep that can be read; `say` takes a line for each newer one that can't.
+
+    Raises:
+        Damaged: none can.
+    """
+    damaged: list[disk.Damaged] = []
+    for sweep in reversed(all_sweeps(runs)):
+        try:
+            load(sweep)
+        except disk.Damaged as error:
+            damaged.append(error)
+        else:
+            for each in damaged:
+                say(f"gradbench: {each}")
+            return sweep
+    raise damaged[0] if damaged else UserError(f"runs={runs}: no sweep here yet")
+
+
 def finished(runs: Path, cells: Iterable[CellSpec]) -> dict[str, Path]:
     """Return, for each cell that has a final result anywhere in `runs`, the attempt that holds the newest one.
 
@@ -196,14 +212,27 @@ def final_attempt(cell: Path, asked: Mapping[str, Any]) -> Path | None:
     """Return the newest attempt of a cell that has a final result with all that is `asked` for, if there is one."""
     for attempt in reversed(disk.attempts(cell)):
         result = disk.load_result(attempt)
-        if result is not None and result.outcome.final and _suffices(result, asked):
+        if result is not None and result.outcome.final and _suffices(attempt, result, asked):
             return attempt
     return None
 
 
-def _suffices(result: Result, asked: Mapping[str, Any]) -> bool:
-    if result.outcome is not Outcome.OK:
+def _suffices(attempt: Path, result: Result, asked: Mapping[str, Any]) -> bool:
+    """Tell whether an attempt was to go through all that is asked for: it may have died in it, of memory."""
+    through = {
+        ("gate", "enabled"): "gate" in result.facts,
+        ("probe", "audit"): "final/peak_activations_bytes" in result.metrics,
+    }
+    lacking = [key for key, told in through.items() if _is_on(asked, key) and not told]
+    if not lacking:
         return True
-    gated = "gate" in result.facts or not asked.get("gate", {}).get("enabled")
-    audited = "final/peak_bytes" in result.metrics or not asked.get("probe", {}).get("audit")
-    return gated and audited
+    try:
+        config = disk.load_config(attempt)
+    except FileNotFoundError:
+        return False
+    return all(_is_on(config, key) for key in lacking)
+
+
+def _is_on(config: Mapping[str, Any], key: tuple[str, str]) -> bool:
+    room, name = key
+    return bool(config.get(room, {}).get(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,17 +145,38 @@ def _refuse_if_none_applies(composer: Composer, cells: Sequence[CellSpec]) -> No
     (key,) = keys
     if not key:  # the reason is more than that
         raise UserError(reasons[0])
-    near = difflib.get_close_matches(key, _keys(cells[0].config), n=1)
-    if near and near[0] == key:
-        raise UserError(f"{key}: what it is given has a key that it has not")
-    guess = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"{key}: no such key{guess}")
+    line = next(line for line in cells[0].overrides if composer.parse([line])[0].key_or_group == key)
+    raise UserError(no_such_key(line, key, [cell.config for cell in cells]))
 
 
-def _keys(config: Any, prefix: str = "") -> list[str]:
-    if not isinstance(config, dict):
-        return [prefix[:-1]]
-    return [prefix[:-1], *(key for name, value in config.items() for key in _keys(value, f"{prefix}{name}."))]
+def no_such_key(line: str, key: str, configs: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is wrong with an override of a key that none of these configs has, and what it could be."""
+    keys = list(dict.fromkeys(each for config in configs for each in _keys(config)))
+    if key in keys:
+        return f"{line}: what it is given has a key that it has not"
+    room = key.rpartition(".")[0]
+    if room and room not in keys:  # it may be the room that is misspelt
+        near = difflib.get_close_matches(key, keys, n=1)
+        return no_such_key(line, room, configs) if not near else f"{line}: no such key; did you mean {near[0]}?"
+    beside = sorted(each for each in keys if each.rpartition(".")[0] == room and "._" not in each)
+    near = [f"{room}.{name}".lstrip(".") for name in _near(key, beside)]
+    if near:
+        return f"{line}: no such key; did you mean {near[0]}?"
+    at = f" at size={configs[0]['size']}" if key.partition(".")[0] in ROOMS else ""
+    return f"{line}: no such key{at}; allowed: {', '.join(beside) or 'none'}"
+
+
+def _near(key: str, others: Sequence[str]) -> list[str]:
+    """Return the last part of the key whose last part is most like that of `key`, if one is like it."""
+    last, *names = (each.rpartition(".")[2] for each in (key, *others))
+    return difflib.get_close_matches(last, names, n=1)
+
+
+def _keys(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yield every key of a config with its dots, those of its rooms too."""
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        yield f"{prefix}{name}"
+        yield from _keys(value, f"{prefix}{name}.")
 
 
 def _merge(cells: Iterable[CellSpec]) -> list[CellSpec]:

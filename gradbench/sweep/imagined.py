@@ -18,7 +18,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from gradbench.code import PACKAGE
-from gradbench.record import MemoryRecord, PlanRecord
+from gradbench.record import MemoryRecord, UpdateCost
 from gradbench.tracking import disk
 
 VERSIONED = ("torch", "transformers", "accelerate")
@@ -67,7 +67,7 @@ def in_one_line(error: Exception) -> str:
     return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
 
 
-def known(imagined: Imagined, cache: Path) -> PlanRecord | None:
+def known(imagined: Imagined, cache: Path) -> UpdateCost | None:
     """Return the plan that was kept; None where there is none, or one that can't be read.
 
     Raises:
@@ -78,14 +78,14 @@ def known(imagined: Imagined, cache: Path) -> PlanRecord | None:
         if content is None:
             return None
         if content["plan"] is not None:
-            return PlanRecord(**{**content["plan"], "memory": MemoryRecord(**content["plan"]["memory"])})
+            return UpdateCost(**{**content["plan"], "memory": MemoryRecord(**content["plan"]["memory"])})
         why = str(content["why"])
     except (OSError, disk.Damaged, KeyError, TypeError):
         return None
     raise NoPlan(why)
 
 
-def planned(imagined: Imagined, cache: Path) -> PlanRecord:
+def planned(imagined: Imagined, cache: Path) -> UpdateCost:
     """Return the plan, kept or made.
 
     Raises:
@@ -107,7 +107,7 @@ def planned(imagined: Imagined, cache: Path) -> PlanRecord:
     return record
 
 
-def _make(imagined: Imagined) -> PlanRecord:
+def _make(imagined: Imagined) -> UpdateCost:
     from accelerate import Accelerator  # see `planned`
     from accelerate.state import AcceleratorState
 

@@ -91,6 +91,14 @@ class Launcher(Protocol):
         """
         ...
 
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse what makes no sense, whatever the machines are like: nobody is asked.
+
+        Raises:
+            UserError: something of it can never run.
+        """
+        ...
+
     def preview(self, jobs: Sequence[Job]) -> list[str]:
         """Return what `begin` would do, in words; UserError as there."""
         ...

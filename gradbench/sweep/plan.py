@@ -48,7 +48,8 @@ def _predicted(prediction: Prediction | None) -> dict[str, int | None]:
     if prediction is None or prediction.plan is None:
         return dict.fromkeys(PREDICTED)
     plan = prediction.plan
-    return {**asdict(plan.memory), **{name: getattr(plan, name) for name in FLOPS}}
+    found = {**asdict(plan.memory), **{name: getattr(plan, name) for name in FLOPS}}
+    return {name: found[name] for name in PREDICTED}
 
 
 def _fits(cell: CellSpec, prediction: Prediction | None) -> bool | None:
@@ -65,8 +66,9 @@ def show(
     finished: Collection[str],
     notes: Sequence[str],
     predictions: Predictions,
+    busy: Collection[str] = (),
 ) -> None:
-    """Print one row a cell and what a run of the same line would start."""
+    """Print one row a cell and what a run of the same line would start: not what is finished, or `busy` elsewhere."""
     gpu = cells[0].config["plan"]["gpu"]
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in (
@@ -85,11 +87,13 @@ def show(
         fits = [_fits_in_words(cell, prediction)] if gpu else []
         batch = f"{train['batch_size']} x {train['updates']}"
         takes = _takes(prediction)
-        table.add_row(cell.id, cell.name, batch, _asks(cell), *takes, *fits, _would(cell, finished))
+        table.add_row(cell.id, cell.name, batch, _asks(cell), *takes, *fits, _would(cell, finished, busy))
     console.print(table)
     skipped = sum(cell.skip is not None for cell in cells)
     known = sum(cell.id in finished for cell in cells)
-    console.print(f"{how_many(len(cells))}: {len(cells) - skipped - known} to run, {known} finished, {skipped} skipped")
+    left_out = f", {len(busy)} left out" if busy else ""
+    to_run = len(cells) - skipped - known - len(busy)
+    console.print(f"{how_many(len(cells))}: {to_run} to run, {known} finished, {skipped} skipped{left_out}")
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 
@@ -98,9 +102,11 @@ def _asks(cell: CellSpec) -> str:
     return " ".join(f"{key}={value:g}" for key, value in cell.config["resources"].items() if value is not None)
 
 
-def _would(cell: CellSpec, finished: Collection[str]) -> str:
+def _would(cell: CellSpec, finished: Collection[str], busy: Collection[str]) -> str:
     if cell.skip is not None:
         return f"skip: {cell.skip}"
+    if cell.id in busy:
+        return "left out: runs or waits in another sweep"
     return "not run again: finished" if cell.id in finished else "run"
 
 

@@ -7,8 +7,12 @@ Importing this module imports torch.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -22,22 +26,23 @@ from gradbench.config import processes_of
 from gradbench.data.base import Data
 from gradbench.data.expected import expected
 from gradbench.data.order import batches
-from gradbench.record import Batch, CellSpec, PlanRecord
+from gradbench.record import Batch, CellSpec, UpdateCost
 from gradbench.sweep.gpus import RESERVE_BYTES
 from gradbench.sweep.imagined import Imagined, NoPlan, in_one_line, known, planned
 from gradbench.sweep.largest import largest
+from gradbench.sweep.table import how_many
 
 AT_A_TIME = 2
 """Each takes a core and half a gigabyte."""
 
-PlanOf = Callable[[Imagined, Path], PlanRecord]
+PlanOf = Callable[[Imagined, Path], UpdateCost]
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What a cell would take, or why nobody can tell; and the largest micro-batch that fits a GPU."""
 
-    plan: PlanRecord | None
+    plan: UpdateCost | None
     why: str | None = None
     micro_batch: int | None = None  # samples; 0: not even one fits; None: nobody has asked
 
@@ -74,23 +79,35 @@ def _all(
             left[key] = update
     if not left:
         return
-    with ProcessPoolExecutor(min(AT_A_TIME, len(left)), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(AT_A_TIME, len(left)), get_context("spawn"), _begin) as pool:
         futures = {pool.submit(_prediction, update, cache, capacity, planned): key for key, update in left.items()}
         try:
-            ended = as_completed(futures)
-            words = f"planning {len(left)}"
-            for future in track(ended, words, len(left), console=console, transient=True):
-                yield futures[future], future.result()
+            words = f"planning {how_many(len(left))}, without a GPU"
+            for future in track(as_completed(futures), words, len(left), console=console, transient=True):
+                yield futures[future], _heard(future)
         except BaseException:  # Ctrl-C
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the driver, and its stdout alone: it may be a JSON document."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def _heard(future: Future[Prediction]) -> Prediction:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return Prediction(None, "the process that plans died; is there half a gigabyte left?")
 
 
 class _Unknown(Exception):
     """A plan has to be made."""
 
 
-def _known(update: Imagined, cache: Path) -> PlanRecord:
+def _known(update: Imagined, cache: Path) -> UpdateCost:
     record = known(update, cache)
     if record is None:
         raise _Unknown
@@ -106,7 +123,7 @@ def _prediction(update: Imagined, cache: Path, capacity: int | None, plan_of: Pl
     return Prediction(plan, micro_batch=micro_batch)
 
 
-def _largest(update: Imagined, plan: PlanRecord, cache: Path, capacity: int, plan_of: PlanOf) -> int:
+def _largest(update: Imagined, plan: UpdateCost, cache: Path, capacity: int, plan_of: PlanOf) -> int:
     """Return the largest micro-batch that fits, with as many of them to an update as there are."""
 
     def peak_bytes(micro_batch: int) -> int:
@@ -116,7 +133,7 @@ def _largest(update: Imagined, plan: PlanRecord, cache: Path, capacity: int, pla
 
 
 def _update_of(cell: CellSpec) -> Imagined:
-    """Return the first update of a cell as one of its processes does it."""
+    """Return the first update of a cell as one of its processes does it, but for the buckets of data-parallel ones."""
     config, train = cell.config, cell.config["train"]
     processes = processes_of(config["resources"])
     sizes = instantiate(config["strategy"]).schedule(train["batch_size"], train["updates"])

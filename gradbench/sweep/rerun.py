@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,8 +81,9 @@ def _one(cells: Sequence[CellStatus], name: str, sweep: Path) -> CellStatus:
 def _elsewhere(runs: Path, name: str) -> str:
     """Return where else a cell of that name is, newest first, or how to find it."""
     for sweep in reversed(folder.all_sweeps(runs)):
-        if any(name in (cell["id"], cell["name"]) for cell in folder.load(sweep)["cells"]):
-            return f"--sweep {sweep.name} has one"
+        with contextlib.suppress(disk.Damaged):
+            if any(name in (cell["id"], cell["name"]) for cell in folder.load(sweep)["cells"]):
+                return f"--sweep {sweep.name} has one"
     return "python -m gradbench status lists them"
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gradbench.config import Resources, UserError
 from gradbench.record import CellSpec, Result
-from gradbench.sweep import comparable, folder, status, table
+from gradbench.sweep import folder, status, table
 from gradbench.sweep.drift import finished_note
 from gradbench.sweep.fitting import fitting
 from gradbench.sweep.interrupt import Stop, interruptible
@@ -34,10 +34,10 @@ def run(
     """Run what is not finished of `cells` as a new sweep, print the table of all, and return the exit code."""
     config = cells[0].config
     runs = Path(config["runs"])
-    again = config["rerun"] == "all"
-    done = {} if again else folder.finished(runs, cells)
-    busy = {} if again else status.on_their_way(runs, {cell.id for cell in cells} - done.keys())
-    for note in (*notes, *_left_out(busy), *filter(None, [finished_note(done.values())])):
+    launcher = launcher_of(config, hydra)
+    launcher.check([job_of(runs, cell) for cell in cells if cell.skip is None])  # the finished ones are not spared
+    done, busy = already(cells)
+    for note in (*notes, *about(done, busy)):
         console.print(note, soft_wrap=True, markup=False)
     cells = [cell for cell in cells if cell.id not in busy]
     if not cells:
@@ -45,7 +45,6 @@ def run(
     todo = [cell for cell in cells if cell.id not in done]
     if not todo:
         return _nothing_to_run(console, cells, [], done)
-    launcher = launcher_of(config, hydra)
     with launcher.warm(cell.config for cell in todo) as warm:  # it imports while this process does
         todo = fitting(_vetted(todo, console), Console(stderr=True))
         if all(cell.skip for cell in todo):
@@ -64,12 +63,23 @@ def run(
         return drive(console, sweep, jobs, launcher, warm)[1]
 
 
-def _left_out(busy: Mapping[str, str]) -> list[str]:
-    """Say which cells another sweep is going to finish."""
-    return [
+def already(cells: Sequence[CellSpec]) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the attempts that cells need not repeat, and the sweeps in which others run or wait, by cell id."""
+    config = cells[0].config
+    if config["rerun"] == "all":
+        return {}, {}
+    runs = Path(config["runs"])
+    done = folder.finished(runs, cells)
+    return done, status.on_their_way(runs, {cell.id for cell in cells} - done.keys())
+
+
+def about(done: Mapping[str, Path], busy: Mapping[str, str]) -> list[str]:
+    """Say which cells another sweep is going to finish, and which are finished with other code."""
+    left_out = [
         f"{table.how_many(number)} left out: running or queued in sweep {sweep} (rerun=all runs them all the same)"
         for sweep, number in Counter(busy.values()).items()
     ]
+    return left_out + [note for note in (finished_note(done.values()),) if note]
 
 
 def _tracking(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,11 +167,11 @@ def drive(
                 progress.note(event)
                 if isinstance(event, Ended):
                     told[event.job.spec.id] = event.result
-        chosen = {job.spec.id for job in jobs}
-        cells = [cell for cell in status.of_sweep(sweep, told) if not only or cell.id in chosen]
+        chosen, every = {job.spec.id for job in jobs}, status.of_sweep(sweep, told)
+        cells = [cell for cell in every if not only or cell.id in chosen]
         if launcher.waits:
-            table.show(console, cells)
-        for line in (*comparable.notes(sweep, cells), *launcher.farewell(sweep)):
+            table.show(console, cells, beside=every)
+        for line in launcher.farewell(sweep):
             console.print(line, soft_wrap=True, markup=False)
         console.print(summary(sweep), soft_wrap=True, markup=False)
         return cells, _exit_code(cells, stop, waits=launcher.waits)

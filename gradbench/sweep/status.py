@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gradbench.record import CellSpec, Outcome, Result
 from gradbench.sweep import folder
 from gradbench.sweep.ending import reconcile
@@ -178,7 +176,7 @@ def _lost(sweep: Path, who: Mapping[str, Any], reason: str) -> CellStatus:
 def _of_attempt(sweep: Path, who: Mapping[str, Any], attempt: Path, driver_alive: bool | None) -> CellStatus:
     if not attempt.is_dir():
         return _lost(sweep, who, f"its result in {attempt.parent.parent.name} is gone")
-    state = disk.read_json(attempt / disk.STATE)
+    state = disk.load_state(attempt)
     born = state is not None or driver_alive is False
     result = disk.load_result(attempt) or (reconcile(attempt) if born else None)
     if result is not None:
@@ -198,10 +196,9 @@ def _of_attempt(sweep: Path, who: Mapping[str, Any], attempt: Path, driver_alive
 def _asked_for(attempt: Path) -> Mapping[str, Any]:
     """Return the resources that an attempt had asked for; nothing where that is not known."""
     try:
-        resources: Mapping[str, Any] = disk.load_config(attempt)["resources"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return dict(disk.load_config(attempt)["resources"])
+    except (OSError, ValueError, KeyError, TypeError):
         return _NOTHING
-    return resources
 
 
 def _ended(sweep: Path, who: Mapping[str, Any], attempt: Path, result: Result) -> CellStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gradbench.record import Outcome
+from gradbench.sweep import comparable
+from gradbench.sweep.slurm.breaker import kind_of
 from gradbench.sweep.status import CellStatus
 
 STYLES = {
@@ -22,15 +24,25 @@ STYLES = {
     Outcome.SKIPPED: "dim",
 }
 MANY = 5
-"""So many cells without a result for one reason are told of once."""
+"""So many cells without a result for reasons of one kind are told of once."""
+REASON_CHARS = 30
+"""Of the scheduler's words in a row of the table."""
 LONG = 500
 """A table of more rows is set as plain text: rich takes a millisecond for each."""
 COLUMNS = ("cell", "outcome", "eval loss", "peak memory", "step time")
 LIVE_COLUMNS = ("node", "elapsed")
 
 
-def show(console: Console, cells: Sequence[CellStatus], title: str | None = None) -> None:
-    """Print the table, then the reasons and the rerun commands."""
+def show(
+    console: Console,
+    cells: Sequence[CellStatus],
+    title: str | None = None,
+    beside: Sequence[CellStatus] | None = None,
+) -> None:
+    """Print the table, then the reasons, the rerun commands, and what can't be compared.
+
+    `beside` are the cells that these are to be compared with, themselves among them; None: each other.
+    """
     if len(cells) > LONG:
         console.out(plain(cells), highlight=False)
     else:
@@ -38,11 +50,8 @@ def show(console: Console, cells: Sequence[CellStatus], title: str | None = None
     console.print(counts(cells))
     for reason, number in Counter(cell.reason for cell in cells if cell.outcome is Outcome.OK and cell.reason).items():
         console.print(f"{how_many(number)} ok, but {reason}", soft_wrap=True, highlight=False, markup=False)
-    for line in explanations(cells):
+    for line in (*explanations(cells), *comparable.notes(cells if beside is None else beside)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    if sum(cell.rerun is not None for cell in cells) > 1:
-        words = next(cell.rerun for cell in cells if cell.rerun).split()  # python -m gradbench rerun CELL --sweep ...
-        console.print(f"all of them: {' '.join([*words[:4], '--failed', *words[5:]])}", soft_wrap=True, markup=False)
 
 
 def table(cells: Sequence[CellStatus], title: str | None = None) -> Table:
@@ -72,11 +81,17 @@ def _is_live(cells: Sequence[CellStatus]) -> bool:
 
 
 def word(cell: CellStatus) -> Text:
-    """Return the outcome, or the live state with its progress."""
+    """Return the outcome, or the live state with its progress and what it waits for."""
     if cell.outcome is not None:
         return Text(str(cell.outcome), STYLES.get(cell.outcome, "red"))
-    progress = f" {cell.updates_done}/{cell.updates}" if cell.updates else ""
-    return Text(cell.state + (f" ({cell.reason})" if cell.reason else progress), "cyan")
+    begun = cell.updates_done or not cell.reason
+    progress = f" {cell.updates_done}/{cell.updates}" if cell.updates and begun else ""
+    reason = f" ({_shortened(cell.reason)})" if cell.reason else ""
+    return Text(cell.state + progress + reason, "cyan")
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= REASON_CHARS else f"{reason[: REASON_CHARS - 3]}..."
 
 
 def numbers(cell: CellStatus) -> tuple[str, str, str]:
@@ -126,11 +141,43 @@ def counts(cells: Sequence[CellStatus]) -> str:
 
 
 def explanations(cells: Sequence[CellStatus]) -> list[str]:
-    """Return what a reader must know about the cells that are not `ok`; many that died of one cause share a line."""
-    causes = Counter(cell.reason for cell in cells if cell.rerun)
-    many = {reason: number for reason, number in causes.items() if number >= MANY}
-    lines = [f"{number} x {reason}" for reason, number in many.items()]
-    return lines + [line for cell in cells if not (cell.rerun and cell.reason in many) for line in explanation(cell)]
+    """Return what a reader must know about the cells that are not `ok`; many that died of one cause share their lines.
+
+    The last one is the command for all that have no result, where there are several.
+    """
+    causes: defaultdict[tuple[str, ...], list[CellStatus]] = defaultdict(list)
+    for cell in cells:
+        causes[_cause(cell)].append(cell)
+    dead = [cell.rerun for cell in cells if cell.rerun]
+    many = {cause: group for cause, group in causes.items() if cause and len(group) >= MANY}
+    lines = [line for group in many.values() for line in _of_one_kind(group, alone=len(group) == len(dead))]
+    lines += [line for cell in cells if _cause(cell) not in many for line in explanation(cell)]
+    return lines + ([f"all of them: {_together(dead)}"] if len(dead) > 1 else [])
+
+
+def _cause(cell: CellStatus) -> tuple[str, ...]:
+    """Return what cells have in common that died alike and are rerun alike; nothing for one with a result."""
+    return (kind_of(cell.outcome, cell.reason), *_options(cell.rerun)) if cell.rerun else ()
+
+
+def _of_one_kind(group: Sequence[CellStatus], *, alone: bool) -> list[str]:
+    """Return one reason for all, and the command that reruns them, unless they are `alone`: then it follows anyway."""
+    reasons = dict.fromkeys(cell.reason for cell in group)
+    first = f"{len(group)} x {group[0].reason or group[0].outcome}"
+    commands = [] if alone else [f"    {_together([cell.rerun for cell in group if cell.rerun], by_name=True)}"]
+    return [first + (f" (one of {len(reasons)} alike)" if len(reasons) > 1 else ""), *commands]
+
+
+def _together(commands: Sequence[str], *, by_name: bool = False) -> str:
+    """Return one command for all that these rerun, with the options that all of them have."""
+    options = [option for option in _options(commands[0]) if all(option in _options(each) for each in commands)]
+    cells = [command.split()[4] for command in commands] if by_name else ["--failed"]
+    return " ".join([*commands[0].split()[:4], *cells, *options])
+
+
+def _options(command: str) -> list[str]:
+    """Return what follows the cell in `python -m gradbench rerun CELL --sweep ...`."""
+    return command.split()[5:]
 
 
 def explanation(cell: CellStatus) -> list[str]:

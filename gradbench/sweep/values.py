@@ -1,20 +1,40 @@
-"""What can be told of `model.*` and `data.*` without importing what they name: types, signs, folders.
+"""What can be told of values without importing what they name: types, signs, folders.
 
-The YAML is the schema: a value that replaces a number must be a number. Only what is of gradbench's own rooms is
-judged, since nobody knows what a word may mean to other code.
+The frame's keys have their types. For `model.*` and `data.*` the YAML is the schema: a value that replaces a number
+must be a number. Only what is of gradbench's own rooms is judged: nobody knows what a word may mean to other code.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from gradbench.config import UserError
+from gradbench.config import LEAST, Frame, UserError
 from gradbench.model.checkpoint import Source, readable
 
 ROOMS = ("data", "model")  # a model takes over some of its data's values
+
+
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+def expected(key: str) -> str | None:
+    """Return what a key of the frame takes, in words; None for a key that is not the frame's."""
+    kind: Any = Frame
+    for name in key.split("."):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        kind = hints.get(name)
+    if is_dataclass(kind):
+        return f"set by its keys, such as {key}.{fields(kind)[0].name}"
+    kinds = get_args(kind) or (kind,)
+    if not set(kinds) <= _WORDS.keys():
+        return None
+    first, *others = (_WORDS[each] for each in kinds)
+    return ", or ".join([first + (f" of {LEAST[key]} or more" if key in LEAST else ""), *others])
 
 
 def check_values(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

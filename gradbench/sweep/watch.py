@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
-from gradbench.sweep import status, table
+from gradbench.sweep import comparable, status, table
 from gradbench.sweep.slurm.scheduler import Once, Scheduler
 from gradbench.sweep.status import CellStatus
 
@@ -38,9 +39,10 @@ def _follow(sweep: Path, console: Console) -> None:
 
 
 def screen(cells: Sequence[CellStatus], title: str, height: int) -> RenderableType:
-    """Return as many rows as fit, those that run first where not all do, and the counts of all."""
-    rows = max(1, height - FRAME)
+    """Return as many rows as fit, those that run first where not all do, the counts, and what can't be compared."""
+    notes = [Text(note, no_wrap=True, overflow="ellipsis") for note in comparable.notes(cells)[:FRAME]]
+    rows = max(1, height - FRAME - len(notes))
+    shown = cells
     if len(cells) > rows:
-        cells_first = sorted(cells, key=lambda cell: (cell.outcome is not None, cell.started is None))
-        return Group(table.table(cells_first[:rows], title), table.counts(cells))
-    return Group(table.table(cells, title), table.counts(cells))
+        shown = sorted(cells, key=lambda cell: (cell.outcome is not None, cell.started is None))[:rows]
+    return Group(table.table(shown, title), table.counts(cells), *notes)

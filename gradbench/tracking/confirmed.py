@@ -28,9 +28,16 @@ class Confirmed:
 
 
 def load(attempt: Path) -> Confirmed | None:
-    """Return what is confirmed of an attempt, None when nothing is."""
+    """Return what is confirmed of an attempt, None when nothing is.
+
+    Raises:
+        Damaged: that can't be read.
+    """
     content = disk.read_json(attempt / MLFLOW)
-    return None if content is None else Confirmed(**content)
+    try:
+        return None if content is None else Confirmed(**content)
+    except TypeError as error:
+        raise disk.Damaged(attempt / MLFLOW, error) from error
 
 
 def save(attempt: Path, confirmed: Confirmed) -> Confirmed:

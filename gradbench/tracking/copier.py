@@ -118,7 +118,7 @@ class Copier:
     def _begin(self, attempt: Path) -> Confirmed:
         """Create the run of an attempt, or take the one whose creation nobody remembered."""
         store, spec, number = self._open_store, disk.load_cell(attempt.parent), int(attempt.name)
-        state = disk.read_json(attempt / disk.STATE)
+        state = disk.load_state(attempt)
         run, status = self._found.children.get((spec.id, attempt.name)), "SCHEDULED"
         if run is None:
             started_unix_s = state["started_unix_s"] if state else _came_to_be(attempt)
@@ -133,7 +133,7 @@ class Copier:
 
     def _send_start(self, attempt: Path, known: Confirmed) -> Confirmed:
         """Set a waiting run to RUNNING once a process has taken its attempt."""
-        state = disk.read_json(attempt / disk.STATE) if known.status == "SCHEDULED" else None
+        state = disk.load_state(attempt) if known.status == "SCHEDULED" else None
         if state is None:
             return known
         self._open_store.set_status(known.run_id, "RUNNING")

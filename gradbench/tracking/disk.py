@@ -27,6 +27,7 @@ import yaml
 
 from gradbench.probe.files import TABLE
 from gradbench.record import CellSpec, EvalRecord, Outcome, Result, StepRecord
+from gradbench.tracking import shape
 
 SWEEP, CELL, CONFIG, STATE = "sweep.json", "cell.json", "config.yaml", "state.json"
 STEPS, AUDIT, LOG, RESULT = "steps.jsonl", "audit.json", "log.txt", "result.json"
@@ -71,7 +72,17 @@ class Damaged(ValueError):
 
     def __init__(self, path: Path, error: Exception) -> None:
         """Say which file, and what is wrong with it."""
-        super().__init__(f"{path}: damaged ({type(error).__name__}: {error}); move it away to go on without it")
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        super().__init__(f"{path}: damaged ({said}); move it away to go on without it")
+
+
+@contextlib.contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    """Blame the file for what is wrong with its content."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise Damaged(path, error) from error
 
 
 def read_json(path: Path) -> Any | None:
@@ -108,11 +119,6 @@ def encode(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
-
-
-def sweeps(runs: Path) -> list[Path]:
-    """Return the sweep folders of a runs folder, in the order of their names."""
-    return sorted(path.parent for path in runs.glob(f"*/{SWEEP}"))
 
 
 def cells(sweep: Path) -> list[Path]:
@@ -156,6 +162,8 @@ def attempts(cell: Path) -> list[Path]:
 def load_sweep(sweep: Path) -> dict[str, Any]:
     """Return the content of a sweep's `sweep.json`."""
     content: dict[str, Any] = _read_existing(sweep / SWEEP)
+    with _undamaged(sweep / SWEEP):
+        shape.check_sweep(content)
     return content
 
 
@@ -170,10 +178,9 @@ def save_cell(sweep: Path, spec: CellSpec) -> Path:
 def load_cell(cell: Path) -> CellSpec:
     """Return the cell whose folder this is."""
     content = _read_existing(cell / CELL)
-    try:
+    with _undamaged(cell / CELL):
+        shape.check(content, shape.CELL)
         return CellSpec(**{**content, "overrides": tuple(content["overrides"])})
-    except (KeyError, TypeError) as error:
-        raise Damaged(cell / CELL, error) from error
 
 
 def save_result(attempt: Path, result: Result, *, replace: bool = True) -> None:
@@ -184,14 +191,17 @@ def save_result(attempt: Path, result: Result, *, replace: bool = True) -> None:
 def load_result(attempt: Path) -> Result | None:
     """Return the result of an attempt, None while it has none."""
     content = read_json(attempt / RESULT)
-    try:
+    with _undamaged(attempt / RESULT):
         return None if content is None else to_result(content)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Damaged(attempt / RESULT, error) from error
 
 
 def to_result(content: Mapping[str, Any]) -> Result:
-    """Return the result that was encoded so."""
+    """Return the result that was encoded so.
+
+    Raises:
+        TypeError, ValueError: it was not.
+    """
+    shape.check(content, shape.RESULT)
     metrics = {key: float(value) for key, value in content["metrics"].items()}  # "nan" is a number again
     return Result(**{**content, "outcome": Outcome(content["outcome"]), "metrics": metrics})
 
@@ -212,6 +222,15 @@ def this_process() -> dict[str, Any]:
 def save_state(attempt: Path) -> None:
     """Note that this process runs the attempt, from now."""
     write_json(attempt / STATE, this_process())
+
+
+def load_state(attempt: Path) -> dict[str, Any] | None:
+    """Return the process that runs or ran an attempt, None while it has none."""
+    content: dict[str, Any] | None = read_json(attempt / STATE)
+    if content is not None:
+        with _undamaged(attempt / STATE):
+            shape.check(content, shape.PROCESS)
+    return content
 
 
 def is_alive(state: Mapping[str, Any] | None) -> bool | None:
@@ -275,7 +294,8 @@ def read_points(attempt: Path, offset: int = 0) -> Iterator[tuple[StepRecord | E
                 if not line.endswith(b"\n"):
                     return
                 offset += len(line)
-                record = _record(line)
+                with _undamaged(attempt / STEPS):
+                    record = _record(line)
                 if record is not None:
                     yield record, offset
     except FileNotFoundError:
@@ -304,7 +324,7 @@ def last_update(attempt: Path) -> int:
     except FileNotFoundError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError):  # the first line of the piece may be torn
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # the first line of the piece may be torn
             return int(json.loads(line)["update"])
     return 0
 
@@ -321,5 +341,7 @@ def save_config(attempt: Path, config: Mapping[str, Any]) -> None:
 
 def load_config(attempt: Path) -> dict[str, Any]:
     """Return the config that an attempt was started with."""
-    content: dict[str, Any] = yaml.safe_load((attempt / CONFIG).read_text(encoding="utf-8"))
+    with _undamaged(attempt / CONFIG):
+        content: dict[str, Any] = yaml.safe_load((attempt / CONFIG).read_text(encoding="utf-8"))
+        shape.check(content, {})
     return content

@@ -119,10 +119,20 @@ def _closed_within(seconds: float) -> bool:
 
 
 def sync(sweeps: Sequence[Path]) -> bool:
-    """Send what the stores have not confirmed of these sweeps; print a line each; return whether nothing is left."""
-    waiting = [sweep for sweep in sweeps if confirmed.is_behind(sweep)]
-    results = [_sync_one(sweep) for sweep in waiting]
-    if not waiting:
+    """Send what the stores have not confirmed of these sweeps; print a line each; return whether nothing is left.
+
+    A damaged file concerns its own sweep only.
+    """
+    waiting, results = 0, []
+    for sweep in sweeps:
+        try:
+            if confirmed.is_behind(sweep):
+                waiting += 1
+                results.append(_sync_one(sweep))
+        except disk.Damaged as error:
+            warn(f"gradbench: {error}")
+            results.append(False)
+    if not waiting and all(results):
         print(f"{len(sweeps)} sweeps: MLflow has everything")
     return all(results)
 

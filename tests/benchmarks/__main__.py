@@ -21,7 +21,7 @@ from gradbench.code import git_state
 from gradbench.sweep.folder import versions
 from tests.benchmarks.figure import Figure
 
-NAMES = ("door", "expand", "step", "overhead", "sampler", "submit", "status", "cluster")
+NAMES = ("door", "expand", "step", "overhead", "sampler", "sampled", "submit", "status", "cluster")
 COLUMNS = ("benchmark", "what", "n", "median", "spread", "ratio", "ratio spread", "target", "")
 VERDICTS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ConstantLR
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from gradbench.cell import Cell
+from gradbench.assembly import Cell
+from gradbench.probe.phases import PhaseLog
 from gradbench.tracking.disk import Spool
 from tests.benchmarks import bare
 
@@ -33,9 +34,9 @@ class Ours:
     """The loop of a cell, driven as the cell drives it."""
 
     def __init__(self, cell: Cell, few: list[bare.Batch], folder: Path) -> None:
-        loop, _ = cell.loop()
-        self.model, self._spool = loop.model, Spool(folder)
-        self._records = loop.run(itertools.cycle(few))
+        self._loop, _ = cell.loop()
+        self.model, self._spool = self._loop.model, Spool(folder)
+        self._records = self._loop.run(itertools.cycle(few))
         self._spool.append(next(self._records))  # the evaluation before the first update
 
     def block(self, updates: int) -> Block:
@@ -47,6 +48,10 @@ class Ours:
             recorded.append(record.step_s)  # type: ignore[union-attr]
 
         return Block(*_medians_s(one, updates), statistics.median(recorded))
+
+    def tell(self, phases: PhaseLog) -> None:
+        """Note the phases of what follows."""
+        self._loop.phases = phases
 
     def close(self) -> None:
         self._records.close()  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gradbench.sweep.folder import all_sweeps
 from gradbench.tracking import disk
 from tests.benchmarks.figure import Figure, Spent, interleave, over, python
 
@@ -85,7 +86,7 @@ def _ours(grid: tuple[str, ...], workers: int, *words: str) -> Run:
     with _folder() as folder:
         options = (f"runs={folder}", f"launch.workers={workers}", "launch.threads=1", "hydra/launcher=local", *words)
         spent = python("-m", "gradbench", "-m", *grid, *options)
-        (sweep,) = disk.sweeps(Path(folder))
+        (sweep,) = all_sweeps(Path(folder))
         losses = {_choices(disk.load_cell(cell).overrides): _loss(cell) for cell in disk.cells(sweep)}
     return Run(spent, {}, losses)
 

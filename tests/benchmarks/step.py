@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gradbench.cell import Cell
+from gradbench.assembly import Cell
 from gradbench.data.order import batches
 from gradbench.sweep.compose import Composer
 from tests.benchmarks.figure import Figure, interleave, over

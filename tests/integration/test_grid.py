@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from gradbench.sweep.folder import all_sweeps
 from gradbench.tracking import disk
 
 # MLflow uses an option that SQLAlchemy is about to drop
@@ -39,7 +40,7 @@ def grid(tmp_path_factory):
 
 
 def sweep_of(runs):
-    return disk.sweeps(runs)[0]
+    return all_sweeps(runs)[0]
 
 
 def test_the_table_has_every_cell_and_the_way_to_the_ui(grid):
@@ -106,7 +107,7 @@ def test_the_same_line_again_runs_nothing_and_shows_the_same_table(grid):
     assert [line for line in again.stdout.splitlines() if line.startswith(" vit·")] == [
         line for line in done.stdout.splitlines() if line.startswith(" vit·")
     ]
-    assert len(disk.sweeps(runs)) == 1
+    assert len(all_sweeps(runs)) == 1
 
 
 def test_status_is_the_contract(grid):
@@ -125,7 +126,7 @@ def test_a_failing_cell_is_rerun_alone(tmp_path):
     words = ("-m", "strategy=standard,checkpointing", "model.dropout=0.5", *SHORT)
     failed = gradbench(runs, *words, "strategy.preserve_rng_state=false")
     assert failed.returncode == 1, failed.stdout
-    sweep = disk.sweeps(runs)[-1]
+    sweep = all_sweeps(runs)[-1]
     (line,) = [line for line in failed.stdout.splitlines() if line.startswith("    python -m gradbench rerun ")]
     assert "is not exact" in failed.stdout
     before = {path: path.read_bytes() for path in sweep.rglob("result.json")}
@@ -162,7 +163,7 @@ def test_ctrl_c_leaves_a_sweep_that_status_and_rerun_understand(tmp_path):
     outcomes = [cell["outcome"] for cell in json.loads(gradbench(runs, "status", "--json").stdout)["cells"]]
     assert outcomes == ["ok", "cancelled", "cancelled", "cancelled"]
     assert said.count("\n    python -m gradbench rerun ") == 3
-    assert f"all of them: python -m gradbench rerun --failed --sweep {disk.sweeps(runs)[0].name}" in said
+    assert f"all of them: python -m gradbench rerun --failed --sweep {all_sweeps(runs)[0].name}" in said
     rerun = gradbench(runs, "rerun", "--failed", "--json")
     assert rerun.returncode == 0
     assert [cell["attempt"] for cell in json.loads(rerun.stdout)["cells"]] == [2, 2, 2]

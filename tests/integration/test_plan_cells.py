@@ -11,7 +11,8 @@ from gradbench.sweep.grid import expand
 from gradbench.sweep.imagined import planned
 from gradbench.sweep.predict import _update_of
 
-GRID = ("model=glob(*)", "optimizer=glob(*)", "strategy=glob(*)")
+MODELS = ("vit", "modernbert", "llama", "nanovlm")
+GRIDS = {"fp32": ("optimizer=glob(*)", "strategy=glob(*)"), "bf16": ("strategy=glob(*)", "precision=bf16")}
 
 
 def cells_of(composer, *words):
@@ -24,20 +25,24 @@ def audited(cell):
 
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
-        return Cell(cell.config).audit()
+        return Cell(cell.config).audit().memory
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [GRID, ("model=glob(*)", "strategy=glob(*)", "precision=bf16")], ids=["fp32", "bf16"])
-def test_the_plan_of_every_tiny_cell_is_its_audit(composer, runs, tmp_path, words):
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_plan_of_every_tiny_cell_is_its_audit(composer, runs, tmp_path, grid, model):
     differ = {}
-    for cell in cells_of(composer, f"runs={runs}", *words):
-        record = planned(_update_of(cell), tmp_path)
-        if (real := audited(cell)) != record.memory:
-            differ[cell.name] = (real, record.memory)
-    assert not differ
+    for cell in cells_of(composer, f"runs={runs}", f"model={model}", *GRIDS[grid]):
+        update = _update_of(cell)
+        record, real = planned(update, tmp_path), audited(cell)
+        if real != record.memory:
+            tokens = update.samples // record.micro_batches * update.batch["labels"][0][-1]
+            differ[cell.name] = (real.peak_bytes - record.memory.peak_bytes) / tokens
+    # See test_in_bf16_torchs_fakes_have_half_of_a_layer_norms_statistics: 2 x 2 bytes a token.
+    assert set(differ.values()) == ({4} if (grid, model) == ("bf16", "modernbert") else set())
 
 
 GIB = 2**30
@@ -57,8 +62,7 @@ def test_a_vit_of_the_papers_size(composer, runs, tmp_path, strategy):
 
 @pytest.mark.slow
 def test_a_llama_of_a_billion_parameters_is_planned_in_less_than_one_gib(runs):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     words = ["plan", "size=paper", "model=llama", f"runs={runs}"]
     done = subprocess.run([sys.executable, "-m", "gradbench", *words], check=True, capture_output=True, text=True)
     assert "51.9 GiB" in done.stdout
-    assert max(before, 0) <= resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**20  # KiB
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**20  # KiB, of the largest

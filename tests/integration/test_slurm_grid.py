@@ -11,6 +11,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from gradbench.record import StepRecord
+from gradbench.sweep.folder import all_sweeps
 from gradbench.tracking import disk
 from tests.integration.cluster import running, until
 
@@ -110,7 +111,7 @@ class User:
 
     @property
     def sweep(self) -> Path:
-        return disk.sweeps(self.runs)[-1]
+        return all_sweeps(self.runs)[-1]
 
     def status(self) -> dict[str, dict]:
         """Return every cell by its name."""
@@ -123,7 +124,7 @@ class User:
 
     def updates(self) -> int:
         """Return how many updates all cells have done together."""
-        return sum(disk.last_update(attempt) for attempt in self.attempts()) if disk.sweeps(self.runs) else 0
+        return sum(disk.last_update(attempt) for attempt in self.attempts()) if all_sweeps(self.runs) else 0
 
     def wait(self, sweep: subprocess.Popen[str], updates: int) -> None:
         """Wait until the cells of a running command have done so many updates."""
@@ -193,7 +194,7 @@ def test_a_preempted_cell_continues_bit_identically_as_one_run(user):
     alone = user.folder / "alone"
     done = user.says(*words, "hydra/launcher=local", "launch.workers=1", "launch.threads=1", f"runs={alone}")
     assert done.returncode == 0, done.stderr
-    (uninterrupted,) = (attempt for cell in disk.cells(disk.sweeps(alone)[0]) for attempt in disk.attempts(cell))
+    (uninterrupted,) = (attempt for cell in disk.cells(all_sweeps(alone)[0]) for attempt in disk.attempts(cell))
     assert losses(attempt) == losses(uninterrupted)
 
 
@@ -319,7 +320,7 @@ def test_what_slurm_refuses_is_one_line_and_leaves_nothing(user, word, line):
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"gradbench: {line}")
     assert refused.stderr.count("\n") == 1
-    assert disk.sweeps(user.runs) == []
+    assert all_sweeps(user.runs) == []
 
 
 def test_a_slurmctld_that_is_down_is_one_line(user):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gradbench.sweep.folder import all_sweeps
 from gradbench.tracking import disk
 from tests.integration.cluster import running
 from tests.sweep.standin import serving
@@ -34,7 +35,7 @@ def test_L9_the_jobs_of_a_pretrained_grid_ask_the_hub_for_nothing(tmp_path, tmp_
     assert [line for line in hub.requests if "/resolve/main/" in line] == [], "as transformers would ask"
     hashes = {
         disk.load_result(attempt).facts["initial_weights_sha256"]
-        for cell in disk.cells(disk.sweeps(tmp_path / "runs")[0])
+        for cell in disk.cells(all_sweeps(tmp_path / "runs")[0])
         for attempt in disk.attempts(cell)
     }
     assert len(hashes) == 1

@@ -2,6 +2,7 @@ import functools
 import gc
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam
+from torch.utils.checkpoint import checkpoint
 
 from gradbench.memory.audit import BEFORE, audit
 from gradbench.model import vit
@@ -60,7 +62,7 @@ def batch_of(samples):
 
 
 def audited(accelerator, strategy=None, make_optimizer=SGD_, samples=8, make=build):
-    return audit(make, strategy or Standard(), make_optimizer, LOSS, accelerator, batch_of(samples))
+    return audit(make, strategy or Standard(), make_optimizer, LOSS, accelerator, batch_of(samples)).memory
 
 
 def added(record):
@@ -292,3 +294,52 @@ def test_an_update_that_does_not_fit_is_an_error_and_leaves_no_hook_behind(accel
     assert torch.UntypedStorage.resize_ is resize
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert audited(accelerator).params_bytes == 4 * PARAMETERS
+
+
+class Between(nn.Module):
+    """A checkpointed block that computes two megabytes between its layers, one of which it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(256, 10), nn.Linear(10, 10)
+
+    def forward(self, pixel_values):
+        x = self.first(pixel_values[:, 0].flatten(1))
+        return SimpleNamespace(logits=checkpoint(self.wide, x, use_reentrant=False))
+
+    def wide(self, x):
+        return self.block(self.block(x).repeat(1, 3125).sin().view(8, 3125, 10).sum(1))
+
+
+def test_what_is_computed_again_between_layers_is_an_activation(accelerator):
+    record = audited(accelerator, make=Between)
+    assert record.activations_bytes >= 1_000_000
+
+
+class Wide(nn.Module):
+    """Two layers, of which the second makes forty times as much."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.wide, self.last = nn.Linear(256, 10), nn.Linear(10, 400), nn.Linear(400, 10)
+
+    def forward(self, pixel_values):
+        return SimpleNamespace(logits=self.last(self.wide(self.narrow(pixel_values[:, 0].flatten(1))).sin()))
+
+
+def test_the_module_that_held_the_most_at_the_peak_is_named(accelerator):
+    record = audited(accelerator, make=Wide, samples=16)
+    assert (record.largest_module, record.largest_module_bytes) == ("Wide.wide", 4 * 16 * 400)
+
+
+@pytest.mark.parametrize("strategy", [Standard(), Checkpointing(), Accumulation(2)])
+def test_the_modules_of_a_transformer_are_told_apart_also_where_they_compute_again(accelerator, strategy):
+    record = audited(accelerator, strategy, ADAM, 8)
+    assert record.largest_module.startswith("ViTForImageClassification.vit.")
+    assert 0 < record.largest_module_bytes <= record.activations_bytes
+
+
+def test_no_activations_no_module(accelerator):
+    record = audited(accelerator, make_optimizer=ADAM, samples=1)
+    if record.activations_bytes == 0:  # the peak is the optimizer's
+        assert record.largest_module is None

@@ -89,6 +89,8 @@ def test_what_a_newcomer_had_used_before_does_not_count_as_used_now():
 def test_a_total_of_nothing_readable_fails():
     with pytest.raises(psutil.NoSuchProcess):
         Total(used({})).read([1])
+    with pytest.raises(LookupError, match="no such process"):
+        Total(used({})).read([])
 
 
 def test_a_rate_begins_with_the_second_reading():

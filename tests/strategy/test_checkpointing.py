@@ -1,4 +1,4 @@
-"""Checkpointing alone; that it is exact and at work on every model is shown in tests/test_gate.py and tests/model/."""
+"""Checkpointing alone; that it is exact and at work on every model is shown in tests/gate/ and tests/model/."""
 
 from __future__ import annotations
 

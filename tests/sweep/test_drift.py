@@ -58,9 +58,19 @@ def test_different_attempts_and_commits_are_one_line(tmp_path):
     assert note(sweep) == "the code has changed since the last attempts of 2 cells: files 1111111, 0000000 -> fffffff"
 
 
-def test_what_a_resumed_attempt_ended_with_counts(tmp_path):
+@pytest.mark.parametrize(("code", "later"), [(OLD, NOW), (NOW, OLD)])
+def test_both_codes_of_an_attempt_that_was_stopped_and_went_on_count(tmp_path, code, later):
     sweep, specs = sweep_of(tmp_path, 1)
-    failed(sweep, specs[0], code=OLD, resumed_with={"code": NOW})
+    failed(sweep, specs[0], code=code, resumed_with={"code": later})
+    told = "commit a1b2c3d -> d4e5f6a (uncommitted changes)"
+    assert note(sweep) == f"the code has changed since attempt 1 of 1 cell: {told}"
+    (attempt,) = disk.attempts(sweep / specs[0].id)
+    assert drift.finished_note([attempt]) == f"1 cell finished with other code: {told} (rerun=all runs them again)"
+
+
+def test_a_stop_without_a_change_is_not_worth_a_word(tmp_path):
+    sweep, specs = sweep_of(tmp_path, 1)
+    failed(sweep, specs[0], code=NOW, resumed_with={"threads": 2})
     assert note(sweep) is None
 
 

@@ -142,7 +142,7 @@ def test_M4_an_attempt_whose_process_was_killed_is_lost(attempt):
 
 
 def test_reconcile_leaves_alone_what_it_cannot_know_and_what_has_a_result(attempt):
-    disk.write_json(attempt / disk.STATE, {"host": "elsewhere", "pid": 1, "started_unix_s": 0.0})
+    disk.write_json(attempt / disk.STATE, {**disk.this_process(), "host": "elsewhere"})
     assert reconcile(attempt) is None
     assert not (attempt / disk.RESULT).exists()
     disk.save_result(attempt, result(Outcome.OK))

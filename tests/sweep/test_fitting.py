@@ -1,11 +1,14 @@
 """What can't fit is refused before anything is submitted, or skipped with its reason."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from gradbench.cli import main
 from gradbench.sweep import folder, predict
+from gradbench.sweep.fitting import fitting
 from gradbench.sweep.gpus import RESERVE_BYTES
 from gradbench.sweep.grid import expand
 from gradbench.sweep.imagined import planned
@@ -39,6 +42,14 @@ def test_such_a_cell_is_skipped_with_its_reason_where_that_is_asked_for(words, r
     assert "skipped" in printed
     assert "would need" in printed
     assert not folder.all_sweeps(runs)
+
+
+def test_what_cannot_be_planned_is_let_through_and_said(composer, runs, monkeypatch):
+    monkeypatch.setattr(predict, "_known", planned)
+    overrides = ["optimizer=cg", "optimizer.line_search=armijo", *WORDS[1:], f"runs={runs}", TINY]
+    cells, console = expand(composer, overrides, multirun=False).cells, Console(file=io.StringIO(), width=200)
+    assert fitting(cells, console) == list(cells)
+    assert console.file.getvalue().startswith(f"{cells[0].name} not predicted: what an update does depends on numbers")
 
 
 def test_plan_says_which_fit(words, capsys, monkeypatch):

@@ -50,6 +50,12 @@ def test_sweeps_of_one_second_are_in_the_order_of_their_making(tmp_path, monkeyp
     assert folder.find(tmp_path, None) == made[-1]
 
 
+def test_sweeps_are_the_folders_with_their_file(tmp_path):
+    sweep = make_sweep(tmp_path, [])
+    (tmp_path / "artifacts").mkdir()
+    assert folder.all_sweeps(tmp_path) == [sweep]
+
+
 def test_H4_a_new_attempt_touches_no_older_one(tmp_path):
     specs = [make_spec(f"{n:012d}") for n in range(4)]
     sweep = make_sweep(tmp_path, specs)
@@ -143,12 +149,33 @@ def test_what_a_dead_process_was_going_to_rerun_is_free(tmp_path):
     assert folder.claimed(content) == {}
 
 
+FINAL = [Outcome.OK, Outcome.DIVERGED, Outcome.OOM]
+
+
+def strict(spec, key):
+    return dataclasses.replace(spec, config={**spec.config, key: {"enabled": True, "audit": True}})
+
+
+@pytest.mark.parametrize("outcome", FINAL)
 @pytest.mark.parametrize(("key", "fact"), [("gate", {}), ("probe", {"gate": {}})])
-def test_what_ran_without_gate_or_audit_is_not_finished_for_who_asks_for_them(tmp_path, key, fact):
+def test_what_ran_without_gate_or_audit_is_not_finished_for_who_asks_for_them(tmp_path, key, fact, outcome):
     spec = make_spec()
     sweep = make_sweep(tmp_path, [spec])
-    attempt = make_attempt(sweep, spec)
+    attempt = make_attempt(sweep, spec, outcome=outcome, peak_bytes=7)  # what a GPU's allocator tells without an audit
     disk.save_result(attempt, dataclasses.replace(disk.load_result(attempt), facts=fact))
-    strict = dataclasses.replace(spec, config={**spec.config, key: {"enabled": True, "audit": True}})
     assert folder.finished(tmp_path, [spec]) == {spec.id: attempt}
-    assert folder.finished(tmp_path, [strict]) == {}
+    assert folder.finished(tmp_path, [strict(spec, key)]) == {}
+
+
+@pytest.mark.parametrize("key", ["gate", "probe"])
+def test_what_died_of_memory_in_gate_or_audit_is_finished_for_who_asks_for_them(tmp_path, key):
+    spec = strict(make_spec(), key)
+    attempt = make_attempt(make_sweep(tmp_path, [spec]), spec, outcome=Outcome.OOM)
+    assert folder.finished(tmp_path, [spec]) == {spec.id: attempt}
+
+
+def test_what_went_through_gate_and_audit_is_finished(tmp_path):
+    spec = make_spec()
+    attempt = make_attempt(make_sweep(tmp_path, [spec]), spec, peak_activations_bytes=7)
+    disk.save_result(attempt, dataclasses.replace(disk.load_result(attempt), facts={"gate": {}}))
+    assert folder.finished(tmp_path, [strict(strict(spec, "gate"), "probe")]) == {spec.id: attempt}

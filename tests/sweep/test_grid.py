@@ -80,8 +80,17 @@ def test_H1_inapplicable_override_is_reported_per_cell(composer):
 
 
 def test_H1_a_key_that_applies_nowhere_is_a_mistake(composer):
-    with pytest.raises(UserError, match=r"^optimizer.momentun: no such key; did you mean optimizer.momentum\?$"):
+    with pytest.raises(UserError, match=r"^optimizer.momentun=0.9: no such key; did you mean optimizer.momentum\?$"):
         cells(composer, "optimizer=sgd,adam", "optimizer.momentun=0.9")
+
+
+def test_H1_a_key_that_applies_nowhere_is_told_with_the_keys_of_all_choices(composer):
+    with pytest.raises(UserError) as caught:
+        cells(composer, "optimizer=sgd,adam", "optimizer.foo=1")
+    line, _, keys = str(caught.value).partition("; allowed: ")
+    assert line == "optimizer.foo=1: no such key"
+    assert {"optimizer.lr", "optimizer.momentum", "optimizer.betas"} <= set(keys.split(", "))
+    assert "_partial_" not in keys
 
 
 def test_H1_keys_that_never_apply_together_are_skips_not_mistakes(composer):
@@ -182,7 +191,7 @@ def test_S18_ids_are_short_whatever_the_overrides(composer):
         ("size=huge", "size=huge: unknown size; allowed: paper, tiny"),
         ("precision=fp8", "precision=fp8: must be one of fp32, bf16"),
         ("train.updates=0", "train.updates=0: must be 1 or more"),
-        ("train.updates=many", "train.updates=many: Value 'many' of type 'str' could not be converted to Integer"),
+        ("train.updates=many", "train.updates=many: must be an integer of 1 or more"),
         ("train.batch_size=-1", "train.batch_size=-1: must be 1 or more"),
         ("train.eval_every=0", "train.eval_every=0: must be 1 or more"),
         ("optimizer.lr=-1", "optimizer.lr=-1: must be positive and finite"),
@@ -200,12 +209,24 @@ def test_S18_ids_are_short_whatever_the_overrides(composer):
         ("optimizer={lr:0.5}", "optimizer={lr:0.5}: takes the name of a choice (adadelta, adagrad, adam, cg, sgd); one of its keys is optimizer.key=value"),
         ("optimizer=[1]", "optimizer=[1]: takes the name of a choice (adadelta, adagrad, adam, cg, sgd); one of its keys is optimizer.key=value"),
         ("~seed", "seed is missing: every cell needs it"),
+        ("~train.updates", "~train.updates: cannot be left out"),
         ("tracking.uri=ftp://x", "tracking.uri=ftp://x: no such store; allowed: null (a database in the runs folder), sqlite:///FILE.db, http://HOST:PORT, https://HOST"),
         ("rerun=some", "rerun=some: must be one of missing, all"),
-        ("trian.updates=1", "trian.updates: no such key; did you mean train.updates?"),
+        ("trian.updates=1", "trian.updates=1: no such key; did you mean train.updates?"),
+        ("train.update=1", "train.update=1: no such key; did you mean train.updates?"),
+        ("train.foo=1", "train.foo=1: no such key; allowed: train.batch_size, train.eval_every, train.updates, train.warmup"),
+        ("foo=1", "foo=1: no such key; allowed: data, gate, launch, model, optimizer, plan, precision, probe, rerun, resources, runs, seed, size, strategy, tracking, train"),
+        ("strategy.foo=1", "strategy.foo=1: no such key; allowed: none"),
+        ("data.folder=/nope", "data.folder=/nope: no such key at size=tiny; allowed: data.held_out, data.image_size, data.num_channels, data.num_labels"),
+        ("train.updates=1.5", "train.updates=1.5: must be an integer of 1 or more"),
+        ("train.updates=null", "train.updates=null: must be an integer of 1 or more"),
+        ("launch.workers=x", "launch.workers=x: must be an integer of 1 or more, or null"),
+        ("probe.audit=maybe", "probe.audit=maybe: must be true or false"),
+        ("train=5", "train=5: must be set by its keys, such as train.updates"),
+        ("optimizer.betas.x=3", "optimizer.betas.x=3: invalid literal for int() with base 10: 'x'"),
         ("optimizer=glob(zz*)", "optimizer=glob(zz*): matches nothing; allowed: adadelta, adagrad, adam, cg, sgd"),
         ("optimizer.lr=interval(0.1,1)", "optimizer.lr=interval(0.1,1): an interval is no list of values; a grid takes lists, range(...) or glob(...)"),
-        ("seed=", "seed=: Value '' of type 'str' could not be converted to Integer"),
+        ("seed=", "seed=: must be an integer"),
         ("optimizer", "optimizer: not an override; write key=value"),
         ("hydra.launcher.x=1,2", "hydra.launcher.x=1,2: cannot differ from cell to cell"),
     ],

@@ -7,17 +7,19 @@ import pytest
 from rich.console import Console
 
 from gradbench.cli import main
-from gradbench.record import MemoryRecord, PlanRecord
+from gradbench.record import MemoryRecord, UpdateCost
 from gradbench.sweep import plan
 from gradbench.sweep.compose import Composer
 from gradbench.sweep.grid import expand
+from gradbench.sweep.local.launcher import LocalLauncher
 from gradbench.sweep.predict import Prediction
+from tests.tracking.folders import make_sweep
 
 PREDICTED = {
     *("peak_bytes", "params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "temp_bytes"),
     *("flops_per_update", "recompute_flops_per_update"),
 }
-TAKES = PlanRecord(MemoryRecord(5 * 2**30, 1, 2, 3, 4, 5), 1, 4_000_000_000, 1_000_000_000)
+TAKES = UpdateCost(MemoryRecord(5 * 2**30, 1, 2, 3, 4, 5), 1, 4_000_000_000, 1_000_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def test_the_table_says_what_would_run_and_what_it_takes(cells, predictions):
 
 
 def test_what_does_not_fit_says_so(cells, predictions):
-    too_large = Prediction(PlanRecord(MemoryRecord(2**35, 0, 0, 0, 0, 0), 1, 1, 0), micro_batch=2)
+    too_large = Prediction(UpdateCost(MemoryRecord(2**35, 0, 0, 0, 0, 0), 1, 1, 0), micro_batch=2)
     assert "no; micro-batch up to 2" in shown(cells, {cells[0].id: too_large})
     hopeless = Prediction(too_large.plan, micro_batch=0)
     assert "no; not even one sample" in shown(cells, {cells[0].id: hopeless})
@@ -83,3 +85,26 @@ def test_stdout_is_one_document_and_nothing_is_left_behind(tmp_path, capsys):
     assert all(number is None for cell in cells for number in cell["predicted"].values())
     assert "does not divide" in printed.err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_runs_elsewhere_is_left_out_as_a_run_would(tmp_path, capsys):
+    words = ["-m", "optimizer=sgd,adam", "plan.predict=false", f"runs={tmp_path}"]
+    specs = expand(Composer(), words[1:], multirun=True).cells
+    make_sweep(tmp_path, specs[:1], alive=True)
+    assert main(["plan", *words]) == 0
+    said = capsys.readouterr().out
+    assert "2 cells: 1 to run, 0 finished, 0 skipped, 1 left out\n" in said
+    assert "1 cell left out: running or queued in sweep 20261201-120000 (rerun=all runs them all the same)\n" in said
+    assert said.count("left out: runs or waits in another sweep") == 1
+    assert main(["plan", *words, "rerun=all"]) == 0
+    assert "2 cells: 2 to run, 0 finished, 0 skipped\n" in capsys.readouterr().out
+
+
+def test_only_what_is_not_on_its_way_is_submitted(tmp_path, monkeypatch):
+    words = ["-m", "optimizer=sgd,adam", "plan.predict=false", f"runs={tmp_path}"]
+    first, second = expand(Composer(), words[1:], multirun=True).cells
+    make_sweep(tmp_path, [first], alive=True)
+    asked = []
+    monkeypatch.setattr(LocalLauncher, "preview", lambda _, jobs: asked.extend(job.spec.id for job in jobs) or [])
+    assert main(["plan", *words, "hydra/launcher=local"]) == 0
+    assert asked == [second.id]

@@ -98,3 +98,18 @@ def test_data_that_cannot_be_had_is_a_reason(cells_of, monkeypatch):
     monkeypatch.setattr(module, "_first_batch", refuse)
     (cell,) = cells_of()
     assert predict([cell], silent())[cell.id].why == "ValueError: no such data"
+
+
+@pytest.mark.slow
+def test_what_a_cell_prints_does_not_end_up_in_the_document(composer, runs, tmp_path, monkeypatch, capfd):
+    (tmp_path / "loud.py").write_text(
+        "from gradbench.strategy.standard import Standard\n\n\nclass Loud(Standard):\n"
+        "    def attach(self, *args):\n        print('attached')\n        super().attach(*args)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [f"runs={runs}", *SMALL, "optimizer=sgd", "strategy._target_=loud.Loud"]
+    (cell,) = expand(composer, words, multirun=False).cells
+    assert predict([cell], silent())[cell.id].plan is not None
+    said = capfd.readouterr()
+    assert (said.out, "attached" in said.err) == ("", True)

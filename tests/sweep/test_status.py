@@ -87,7 +87,7 @@ def test_L4_what_runs_on_another_host_is_unknown_and_nothing_is_written(tmp_path
     spec = make_spec()
     sweep = make_sweep(tmp_path, [spec], alive=True)
     attempt = make_attempt(sweep, spec, outcome=None)
-    disk.write_json(attempt / disk.STATE, {"host": "elsewhere", "pid": 1, "started_unix_s": 1.0})
+    disk.write_json(attempt / disk.STATE, {**disk.this_process(), "host": "elsewhere"})
     (cell,) = status.of_sweep(sweep)
     assert (cell.outcome, cell.state, cell.host) == (None, "unknown", "elsewhere")
     assert disk.load_result(attempt) is None

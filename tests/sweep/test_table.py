@@ -105,9 +105,61 @@ def test_a_cell_that_waits_says_for_what():
     assert "pending (Resources)" in shown([waiting])
 
 
+def failed(number, reason, options="--sweep y"):
+    cell = f"{number:012d}"
+    rerun = f"python -m gradbench rerun {cell} {options}"
+    return a_cell(Outcome.FAILED, name=f"the cell {number}", id=cell, reason=reason, rerun=rerun)
+
+
 def test_one_cause_of_many_deaths_is_told_once():
-    failed = a_cell(Outcome.FAILED, reason="ValueError: no", rerun="python -m gradbench rerun x --sweep y")
-    text = shown([failed] * 5 + [a_cell(Outcome.LOST, reason="gone", rerun="python -m gradbench rerun x --sweep y")])
-    assert text.count("ValueError: no") == 1
-    assert "5 x ValueError: no" in text
-    assert "vit·adam·standard·s0: lost: gone" in text
+    lines = shown([failed(number, "ValueError: no") for number in range(5)]).splitlines()
+    assert lines[-2:] == ["5 x ValueError: no", "all of them: python -m gradbench rerun --failed --sweep y"]
+
+
+def test_reasons_that_differ_in_names_of_files_and_numbers_are_one_cause():
+    gone = [failed(number, f"FileNotFoundError: /data/{number} is gone") for number in range(7)]
+    lines = shown([*gone, failed(7, "ValueError: no")], 200).splitlines()
+    assert lines[-5:] == [
+        "7 x FileNotFoundError: /data/0 is gone (one of 7 alike)",
+        f"    python -m gradbench rerun {' '.join(cell.id for cell in gone)} --sweep y",
+        "the cell 7: failed: ValueError: no",
+        "    python -m gradbench rerun 000000000007 --sweep y",
+        "all of them: python -m gradbench rerun --failed --sweep y",
+    ]
+
+
+def test_few_deaths_are_told_one_by_one():
+    assert " x " not in shown([failed(number, "ValueError: no") for number in range(4)])
+
+
+def test_what_some_need_more_of_is_not_asked_for_all():
+    more = [failed(number, "too little", "--sweep y resources.mem_gb=8 runs=z") for number in range(5)]
+    less = [failed(number, "too little", "--sweep y resources.mem_gb=4 runs=z") for number in range(5, 10)]
+    lines = shown([*more, *less], 200).splitlines()
+    assert [line.split("--sweep")[1] for line in lines[-5:] if "--sweep" in line] == [
+        " y resources.mem_gb=8 runs=z",
+        " y resources.mem_gb=4 runs=z",
+        " y runs=z",
+    ]
+
+
+def test_what_is_behind_a_cell_is_shown_with_what_it_waits_for():
+    preempted = a_cell(None, state="preempted", reason="Resources", updates_done=12, updates=60)
+    assert table.word(preempted).plain == "preempted 12/60 (Resources)"
+    odd = a_cell(None, state="pending", reason="ReqNodeNotAvail, UnavailableNodes:n[1-400]", updates=60)
+    assert table.word(odd).plain == "pending (ReqNodeNotAvail, Unavailabl...)"
+
+
+def with_facts(number, **facts):
+    axes = {"model": "vit", "seed": 0}
+    return a_cell(id=f"{number:012d}", axes=axes, facts=facts)
+
+
+def test_what_cannot_be_compared_is_told_below_the_table():
+    cells = [with_facts(0, processes=1), with_facts(1, processes=2)]
+    said = "not comparable by time and memory: the cells ran on 1 process (1); 2 processes (1)"
+    assert shown(cells, 200).splitlines()[-1] == said
+    console = Console(file=io.StringIO(), width=200)
+    table.show(console, cells[:1], beside=cells)
+    assert console.file.getvalue().splitlines()[-1] == said
+    assert said not in shown(cells[:1], 200)

@@ -41,3 +41,10 @@ def test_it_ends_with_the_whole_table_when_all_have_ended(monkeypatch, tmp_path)
     watch.show(tmp_path, console, live=True)
     end = console.file.getvalue().splitlines()
     assert end[-2:] == ["vit·adam·standard·s0: failed: no", "    again x"]
+
+
+def test_what_cannot_be_compared_is_seen_while_cells_run():
+    ended = [a_cell(name=f"ended{n}", facts={"processes": n}) for n in (1, 2)]
+    shown = lines([*ended, *[a_cell(None, name=f"waits{n}", state="pending") for n in range(20)]], 14)
+    assert len(shown) <= 14
+    assert shown[-1] == "not comparable by time and memory: the cells ran on 1 process (1); 2 processes (1)"

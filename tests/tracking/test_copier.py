@@ -279,7 +279,7 @@ def test_an_attempt_waits_as_scheduled(runs, copy):
     attempt = make_attempt(sweep, spec, 0, outcome=None, started=False)
     copy(sweep, over=False)
     assert child(runs).info.status == "SCHEDULED"
-    disk.write_json(attempt / disk.STATE, {"host": "node7", "pid": 1, "started_unix_s": 1.0, "job": "42_1"})
+    disk.write_json(attempt / disk.STATE, {**disk.this_process(), "host": "node7", "job": "42_1"})
     copy(sweep, over=False)
     assert child(runs).info.status == "RUNNING"
     assert (child(runs).data.tags["gradbench.host"], child(runs).data.tags["gradbench.job"]) == ("node7", "42_1")
@@ -290,9 +290,10 @@ def test_skipped_cells_and_those_of_an_earlier_sweep_are_no_gap(runs, copy):
     sweep = make_sweep(runs, [spec])
     make_attempt(sweep, spec)
     content = disk.load_sweep(sweep)
+    (brief,) = content["cells"]
     others = [
-        {"id": "b" * 12, "skip": "it makes no sense", "from": None},
-        {"id": "c" * 12, "skip": None, "from": "x/c/1"},
+        {**brief, "id": "b" * 12, "skip": "it makes no sense"},
+        {**brief, "id": "c" * 12, "from": "x/c/1"},
     ]
     disk.write_json(sweep / disk.SWEEP, {**content, "cells": content["cells"] + others})
     copy(sweep)

@@ -59,12 +59,17 @@ class LocalLauncher:
     def provide(self, _configs: Iterable[Mapping[str, Any]], _say: Callable[[str], object]) -> None:
         """Do nothing: here a cell gets what it wants itself."""
 
-    def preview(self, _jobs: Sequence[Job]) -> list[str]:
-        """Return nothing to tell."""
+    def preview(self, jobs: Sequence[Job]) -> list[str]:
+        """Return nothing to tell; UserError as `check`."""
+        self.check(jobs)
         return []
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Refuse what a machine alone can't do; whatever else goes wrong is an outcome.
+        """Do nothing but `check`; whatever else goes wrong is an outcome."""
+        self.check(jobs)
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse what a machine alone can't do.
 
         Raises:
             UserError: a cell wants several machines.

@@ -58,14 +58,14 @@ class Breaker:
     def _hold(self, result: Result, node: str) -> Hold | None:
         if self._first is None:
             return None
-        self._first.append((kind_of(result), node))
+        self._first.append((kind_of(result.outcome, result.reason), node))
         if len(self._first) != FIRST or len({kind for kind, _ in self._first}) > 1:
             return None
         nodes = {where for _, where in self._first}
         return Hold(str(result.reason), node or None if len(nodes) == 1 else None)
 
     def _exclude(self, result: Result, node: str) -> Exclude | None:
-        kind = kind_of(result)
+        kind = kind_of(result.outcome, result.reason)
         self._nodes[kind].add(node)
         if result.ended_unix_s - (result.started_unix_s or result.ended_unix_s) < QUICK_S and not _is_verdict(result):
             self._quick[node].append(kind)
@@ -84,6 +84,6 @@ def _is_verdict(result: Result) -> bool:
     return isinstance(gate, Mapping) and not gate["passed"]
 
 
-def kind_of(result: Result) -> str:
+def kind_of(outcome: Outcome | None, reason: str | None) -> str:
     """Return what two deaths of one cause have in common."""
-    return f"{result.outcome}: {_VARYING.sub('#', result.reason or '')}"
+    return f"{outcome}: {_VARYING.sub('#', reason or '')}"

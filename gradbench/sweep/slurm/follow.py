@@ -64,7 +64,7 @@ class Follower:
         for live in list(self._live):
             if live.slurm_job not in seen and not live.attempt.exists():  # most cells of a large sweep
                 continue
-            if not live.started and (state := disk.read_json(live.attempt / disk.STATE)):
+            if not live.started and (state := disk.load_state(live.attempt)):
                 live.started = True
                 yield Started(live.job, live.attempt, state["pid"])
             result = verdict(live.attempt, live.slurm_job, seen.get(live.slurm_job))

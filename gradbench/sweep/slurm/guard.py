@@ -32,7 +32,7 @@ class Guard:
         """Act on an end if it is the one too many; return what the user is to hear."""
         if self.cause or self._is_told(ended):
             return []
-        state = disk.read_json(ended.attempt / disk.STATE) or {}
+        state = disk.load_state(ended.attempt) or {}
         found = self._breaker.note(ended.result, state.get("node") or ended.result.host)
         if isinstance(found, Exclude):
             return self._exclude(found)

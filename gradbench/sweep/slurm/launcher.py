@@ -71,12 +71,18 @@ class SlurmLauncher:
             self._ask_site().has_gpus(self._conf["partition"])  # what it would refuse is told before a long download
             hub.fetch(things, say)
 
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse a time limit that its own warning would use up; partitions and limits are the site's to judge."""
+        for job in jobs:
+            plan.check(job.resources, resumes=self._launch["resume_on_timeout"])
+
     def begin(self, jobs: Sequence[Job]) -> None:
         """Submit what the site takes now.
 
         Raises:
             UserError: it takes nothing, or not all where nobody is to wait for room.
         """
+        self.check(jobs)
         site = self._ask_site()
         self._gpus = site.has_gpus(self._conf["partition"])
         self._jobs = {job.spec.id: job for job in jobs}
@@ -100,6 +106,7 @@ class SlurmLauncher:
 
     def preview(self, jobs: Sequence[Job]) -> list[str]:
         """Return what `begin` would submit, in words."""
+        self.check(jobs)
         site = self._ask_site()
         gpus = site.has_gpus(self._conf["partition"])
         made = self._planned(jobs, dict.fromkeys((job.spec.id for job in jobs), 1), site)
@@ -112,8 +119,6 @@ class SlurmLauncher:
 
     def _planned(self, jobs: Sequence[Job], numbers: Mapping[str, int], site: Site) -> list[Planned]:
         resumes, pack = self._launch["resume_on_timeout"], self._launch["cells_per_job"]
-        for job in jobs:
-            plan.check(job.resources, resumes=resumes)
         waits, tasks = self.waits, plan.tasks(jobs, pack)
         if not waits and site.max_submit is not None and tasks > site.max_submit:
             raise UserError(

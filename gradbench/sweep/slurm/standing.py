@@ -61,7 +61,7 @@ def _on_disk(attempt: Path, job: str | None) -> Standing:
     result = disk.load_result(attempt)
     if result is not None and not result.returns:
         return Standing(attempt, job, result)
-    return Standing(attempt, job, state=disk.read_json(attempt / disk.STATE), preempted=result is not None)
+    return Standing(attempt, job, state=disk.load_state(attempt), preempted=result is not None)
 
 
 def _asked(standing: Standing, seen: Mapping[str, Seen]) -> Standing:

@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 
 from gradbench.cli import main
 from gradbench.sweep import vet
+from gradbench.sweep.folder import all_sweeps
 from gradbench.sweep.slurm import arrays, node
 from gradbench.sweep.slurm.arrays import Array
 from gradbench.tracking import disk
@@ -100,7 +101,7 @@ def test_L9_a_rerun_looks_again(
         path.parent.mkdir(parents=True)
         path.write_text(text)
     assert main([*DETACHED, "model=llama", "size=paper", f"data.folder={tmp_path}"]) == 0
-    (cell,) = disk.cells(disk.sweeps(runs)[0])
+    (cell,) = disk.cells(all_sweeps(runs)[0])
     (cell / "1").mkdir()
     end(cell / "1")
     shutil.rmtree(cache)
@@ -116,7 +117,7 @@ def test_what_a_users_own_yaml_says_travels_without_the_yaml(slurm: Slurm, runs:
     (conf / "optimizer" / "own.yaml").write_text(OWN)
     assert main([*DETACHED, "-cd", str(conf), "optimizer=own", "optimizer.lr=0.1,0.2"]) == 0
     shutil.rmtree(conf)
-    sweep = disk.sweeps(runs)[0]
+    sweep = all_sweeps(runs)[0]
     (array,) = arrays.of_sweep(sweep)
     found = [node._job(sweep, array, promise).spec.config["optimizer"] for promise, _ in array.jobs()]
     made = [instantiate(config)([torch.nn.Parameter(torch.zeros(1))]) for config in found]

@@ -204,7 +204,8 @@ def test_a_rerun_of_a_cell_whose_job_waits_is_refused(says, slurm, runs):
 def test_what_waits_in_the_queue_is_not_finished_and_a_plan_tells_what_would_be_submitted(says, slurm):
     says(*DETACHED)
     shown = says("plan", *DETACHED, "seed=0,1").out
-    assert "would submit 2 jobs in 1 array to " in shown
+    assert "would submit 1 job in 1 array to " in shown
+    assert "1 cell left out: running or queued in sweep " in shown
     assert len(slurm.submitted) == 1
 
 

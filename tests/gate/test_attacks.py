@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 
 import pytest
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 
-from gradbench import gate
-from gradbench.model.loss import CrossEntropy
+from gradbench.optimizer.cg import CG
 from gradbench.strategy.accumulation import Accumulation
 from gradbench.strategy.checkpointing import Checkpointing
 from gradbench.strategy.standard import Standard
-from tests import attacks
-from tests.small import batch_of, build_of
+from tests.gate import attacks, checked
+from tests.gate import attacks_later as later
+from tests.small import build_of
 
-LOSS = CrossEntropy()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def imports_are_no_garbage():
-    """Spare the collector, which every check calls, the half million objects that the imports made."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(params=["no", "bf16"])
-def accelerator(request):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield Accelerator(mixed_precision=request.param, cpu=True)
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def check(strategy, accelerator, name="llama", **changed):
-    changed = {"dropout": 0.1, **changed}
-    return gate.check(build_of(name, **changed), strategy, LOSS, accelerator, batch_of(name))
-
+check = functools.partial(checked.check, dropout=0.1)
+GLOBAL = functools.partial(CG, lr=0.1)
+SEARCHING = functools.partial(CG, lr=0.1, line_search="armijo")
 
 WEIGHTS = "it changes weights that its optimizer did not, first "
+SECOND = "in its second update its "
 ATTACKS = [
     (attacks.ShrinksWeightsAfterTheStep, WEIGHTS + "model.embed_tokens.weight"),
     (attacks.ShrinksWeightsBeforeTheForwardPass, WEIGHTS + "model.embed_tokens.weight"),
@@ -59,15 +39,21 @@ ATTACKS = [
     (attacks.MisreportsTheLoss, "its loss is "),
     (attacks.MisreportsTheLossLater, "in its second update its loss is "),
     (attacks.MisreportsTheNorm, "it reports a gradient norm of "),
-    (
-        attacks.NeverZeroes,
-        "in its second update its gradient norm is 2 times plain backprop's: is the first one's never set to",
-    ),
+    (attacks.NeverZeroes, SECOND + "gradient differs from plain backprop's by "),
     (
         attacks.IsLateOnce,
         "in its second update 21 of 21 parameters that plain backprop reaches get no gradient, first ",
     ),
-    (attacks.IsWrongFromTheSecondUpdateOn, "in its second update its gradient differs from plain backprop's by "),
+    (attacks.IsWrongFromTheSecondUpdateOn, SECOND + "gradient differs from plain backprop's by "),
+    (later.StepsWithTheGradientBefore, SECOND + "gradient differs from plain backprop's by "),
+    (later.KeepsTheFirstCount, SECOND + "gradient differs from plain backprop's by "),
+    (later.TrainsOnItsFirstBatch, SECOND + "gradient differs from plain backprop's by "),
+    (later.TrainsOnItsFirstWeights, SECOND + "gradient differs from plain backprop's by "),
+    (later.DrawsItsFirstMasks, SECOND + "gradient differs from plain backprop's by "),
+    (later.MakesAnOptimizerForEveryUpdate, "it makes another optimizer after it was attached, which knows nothing of "),
+    (later.ForgetsMomentum, "it drops the state of its optimizer, first of model.embed_tokens.weight"),
+    (later.SetsItsStateToZero, "it drops the state of its optimizer, first of model.embed_tokens.weight"),
+    (later.EvaluatesAnotherModel, "in eval mode the loss of its model is "),
 ]
 
 
@@ -79,7 +65,57 @@ def test_V4_what_one_gradient_does_not_show_fails_with_a_sentence(attack, senten
     assert "\n" not in report.reason
 
 
-@pytest.mark.parametrize("honest", [attacks.Attack, attacks.ByHand, Accumulation, Checkpointing])
+def test_V4_what_is_kept_of_the_first_update_is_asked_for(fp32):
+    report = check(later.StepsWithTheGradientBefore(), fp32)
+    assert report.reason.endswith(" (relative), allowed 0: does it keep something of the first one?")
+
+
+def test_V4_a_count_that_is_kept_is_caught_where_each_sample_has_one_label(fp32):
+    report = check(later.KeepsTheFirstCount(), fp32, "vit")
+    assert not report.passed
+
+
+@pytest.mark.parametrize("strategy", [Accumulation, Standard, later.OneOptimizerPerTensor])
+def test_V4_parameters_may_be_shared_out_where_the_optimizer_does_not_couple_them(strategy, fp32):
+    assert check(strategy(), fp32).passed
+
+
+def test_V4_parameters_are_not_shared_out_where_the_optimizer_couples_them(accelerator):
+    report = check(later.OneOptimizerPerTensor(), accelerator, make_optimizer=GLOBAL)
+    assert not report.passed
+    assert report.reason == (
+        "oneoptimizerpertensor is not exact: it shares the parameters out among 20 optimizers, "
+        "and CG is another method on each share than on all"
+    )
+
+
+@pytest.mark.parametrize("strategy", [Standard, Accumulation, Checkpointing, later.ByClosure])
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_A11_a_right_closure_passes(strategy, name, accelerator):
+    report = check(strategy(), accelerator, name, make_optimizer=SEARCHING)
+    assert report.passed, report.reason
+
+
+@pytest.mark.parametrize(
+    ("attack", "sentence"),
+    [
+        (later.HalvesTrialLosses, "its closure returns a loss of |for a step that a line search tries"),
+        (later.ReturnsTheFirstLoss, "its closure returns a loss of |for a step that a line search tries"),
+        (later.ReturnsASum, "its closure returns a loss of 277.8"),
+        (later.DrawsOtherMasksForEveryTrial, "its gradient differs from plain backprop's by "),
+        (later.AddsUpEvaluations, "its gradient norm is 2 times plain backprop's: "),
+        (later.GivesNoClosure, "it gives CG no closure, which needs one"),
+    ],
+)
+def test_A11_a_wrong_closure_fails_with_a_sentence(attack, sentence, accelerator):
+    report = check(attack(), accelerator, make_optimizer=SEARCHING)
+    assert not report.passed
+    begin, _, inside = sentence.partition("|")
+    assert report.reason.startswith(f"{attack.__name__.lower()} is not exact: {begin}")
+    assert inside in report.reason
+
+
+@pytest.mark.parametrize("honest", [attacks.Attack, attacks.ByHand, later.NamesItsParameters])
 def test_V4_what_the_attacks_derive_from_passes(honest, accelerator):
     report = check(honest(), accelerator)
     assert report.passed, report.reason
@@ -124,6 +160,6 @@ def test_a_model_whose_frozen_part_is_built_in_eval_mode_may_stay_so(accelerator
         model.model.norm.eval()
         return model
 
-    report = gate.check(build, Standard(), LOSS, accelerator, batch_of("llama"))
+    report = check(Standard(), accelerator, build=build)
     assert report.passed, report.reason
     assert not build().model.norm.training

@@ -170,12 +170,21 @@ class ByHand(Strategy):
 
     def update(self, batch):
         self.updates += 1
-        tokens = self.loss.count(batch)
-        value = self.loss(self.model, batch) * (1 / tokens)
-        value.backward()
-        self.optimizers[0].step()
+        tokens, count = self.divisor(batch), self.loss.count(batch)
+        value = self.step(batch, tokens)
         self.tidy()
-        return UpdateRecord(value.detach() * tokens, None, tokens, len(batch["labels"]), 1, 1, 1)
+        return UpdateRecord(value.detach() * tokens, None, count, len(batch["labels"]), 1, 1, 1)
+
+    def divisor(self, batch):
+        return self.loss.count(batch)
+
+    def step(self, batch, tokens):
+        self.backward(value := self.loss(self.model, batch) * (1 / tokens))
+        self.optimizers[0].step()
+        return value
+
+    def backward(self, value):
+        value.backward()
 
     def tidy(self):
         self.optimizers[0].zero_grad()
@@ -191,8 +200,8 @@ class IsLateOnce(ByHand):
 
     def attach(self, *arguments):
         super().attach(*arguments)
-        self.step = self.optimizers[0].step
-        self.optimizers[0].step = lambda: self.step() if self.updates == 1 else None
+        step = self.optimizers[0].step
+        self.optimizers[0].step = lambda: step() if self.updates == 1 else None
 
 
 class IsWrongFromTheSecondUpdateOn(Attack):
