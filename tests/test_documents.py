@@ -12,11 +12,9 @@ from hydra.utils import instantiate
 
 from gradbench.cli import COMMANDS
 from gradbench.config import CONF
-from gradbench.gate import check
-from gradbench.model.loss import CrossEntropy
 from gradbench.sweep.compose import Composer
 from gradbench.sweep.grid import expand
-from tests.small import batch_of, build_of
+from tests.gate.checked import check
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -78,7 +76,7 @@ def test_the_strategy_of_contributing_passes_the_gate(tmp_path):
     exec(compile(block("python", '"""Backpropagation on the batch in rev'), "reversed.py", "exec"), names)
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
-        report = check(build_of("llama"), names["Reversed"](), CrossEntropy(), Accelerator(cpu=True), batch_of("llama"))
+        report = check(names["Reversed"](), Accelerator(cpu=True))
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
     assert report.passed

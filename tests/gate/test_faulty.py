@@ -111,7 +111,7 @@ def test_A3_a_mean_of_means_fails_also_where_bf16_hides_it(name, bf16):
     """Rounding to bf16 moves the gradient as much as this does on some models: the comparison is in fp32, too."""
     report = check(MeanOfMeans(), bf16, name)
     assert not report.passed
-    assert report.tolerance_relative < report.grad_diff_relative
+    assert report.tolerance_relative == 1e-5 < report.grad_diff_relative
     assert report.reason.startswith("meanofmeans is not exact: its gradient differs from plain backprop's by ")
 
 

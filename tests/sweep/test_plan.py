@@ -17,7 +17,7 @@ from tests.tracking.folders import make_sweep
 
 PREDICTED = {
     *("peak_bytes", "params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "temp_bytes"),
-    *("flops_per_update", "recompute_flops_per_update"),
+    *("flops_per_update", "recompute_flops_per_update", "largest_module", "largest_module_bytes"),
 }
 TAKES = UpdateCost(MemoryRecord(5 * 2**30, 1, 2, 3, 4, 5), 1, 4_000_000_000, 1_000_000_000)
 
