@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -85,14 +86,13 @@ class Counters:
 
 
 class Background(Generic[T]):
-    """Repeats a slow call in a thread of its own, for others to look at its last answer."""
+    """Repeats a slow call in a thread of its own, for others to look at its last answer, as long as anybody may."""
 
     def __init__(self, call: Callable[[], T], period_s: float) -> None:
         """Call once, then again and again, `period_s` after it has answered."""
-        self._call, self._period_s = call, period_s
-        self._answer = self._ask()
-        self._is_new = True
-        threading.Thread(target=self._repeat, daemon=True).start()
+        self._call = call
+        self.ask()
+        threading.Thread(target=_repeat, args=(weakref.ref(self), period_s), daemon=True).start()
 
     @property
     def latest(self) -> T:
@@ -107,14 +107,22 @@ class Background(Generic[T]):
         """The last answer, once."""
         return self.latest if self._is_new else None
 
-    def _ask(self) -> T | Exception:
+    def ask(self) -> None:
+        """Call, and keep the answer or the error."""
+        self._answer: T | Exception
         try:
-            return self._call()
+            self._answer = self._call()
         except Exception as error:
-            return error
+            self._answer = error
+        self._is_new = True
 
-    def _repeat(self) -> None:
-        while True:
-            time.sleep(self._period_s)
-            self._answer = self._ask()
-            self._is_new = True
+
+def _repeat(background: weakref.ref[Background[Any]], period_s: float) -> None:
+    """Let it ask again and again, without keeping it alive."""
+    while True:
+        time.sleep(period_s)
+        me = background()
+        if me is None:
+            return
+        me.ask()
+        del me

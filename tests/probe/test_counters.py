@@ -1,3 +1,5 @@
+import gc
+import threading
 import time
 
 import pytest
@@ -98,3 +100,19 @@ def test_a_background_call_is_repeated_and_its_failure_is_the_readers():
         while time.monotonic() < deadline_s:
             seen.add(background.latest)
     assert seen == {1, 2}
+
+
+def test_nobody_asks_on_for_one_that_is_gone():
+    calls = []
+    background = Background(lambda: calls.append(1), 0.01)
+    while len(calls) < 3:
+        time.sleep(0.001)
+    threads = threading.active_count()
+    del background
+    gc.collect()
+    until_s = time.monotonic() + 10
+    while threading.active_count() == threads and time.monotonic() < until_s:
+        time.sleep(0.005)
+    made = len(calls)
+    time.sleep(0.05)
+    assert len(calls) == made
