@@ -47,7 +47,7 @@ class Checkpoint:
             model=loop.model.state_dict(),
             strategy=loop.strategy.state_dict(),
             rng=rng,
-            facts=disk.encode(progress.facts),
+            facts=disk.encode(progress.facts | ({"notes": progress.notes} if progress.notes else {})),
             memory=None if progress.memory is None else dataclasses.asdict(progress.memory),
             started_unix_s=progress.started_unix_s,
         )
@@ -66,6 +66,7 @@ class Checkpoint:
         RngState.of(self.rng[loop.ranks.rank]).restore()
         loop.start = self.update
         progress.go_back_to(self.update)  # a process that was killed later may have been further
+        progress.notes = [*told.pop("notes", ()), *progress.notes]
         progress.facts, progress.memory, progress.started_unix_s = told, memory, self.started_unix_s
 
     def _require_fit(self, loop: Loop, progress: Progress, facts: Mapping[str, Any]) -> None:

@@ -171,6 +171,16 @@ def test_a_training_that_goes_on_elsewhere_says_that_its_times_are_mixed(attempt
     assert result.facts["notes"] == ["from update 3 on it ran on another GPU: its times are of both devices"]
 
 
+def test_what_could_not_be_measured_before_the_stop_is_not_forgotten(attempt_of, stop_after, monkeypatch):
+    attempt = attempt_of(*BARE)
+    monkeypatch.setattr("gradbench.cell.device_name", lambda: "A")
+    stop_after(attempt, 1)
+    monkeypatch.setattr("gradbench.cell.device_name", lambda: "B")
+    stop_after(attempt, 2)
+    notes = run_attempt(attempt).facts["notes"]
+    assert [note.partition(" it ran")[0] for note in notes] == ["from update 2 on", "from update 3 on"]
+
+
 def test_B4_the_first_updates_after_a_resume_are_warm_up_again(attempt_of, stop_after):
     attempt = attempt_of(*LONGER, "train.warmup=2")
     stop_after(attempt, 3)

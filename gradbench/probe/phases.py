@@ -41,7 +41,7 @@ class PhaseLog:
         self._hz = hz
         self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(COLUMNS)
+        self._put(COLUMNS)
         self._training: tuple[float, float, int] | None = None
 
     def step(self, update: int, intervals: Iterable[Interval], *, warmup: bool) -> None:
@@ -82,8 +82,11 @@ class PhaseLog:
             self._training = None
 
     def _write(self, phase: str, update: int, start_s: float, end_s: float, lag_s: float) -> None:
+        self._put((phase, update, f"{start_s:.6f}", f"{end_s:.6f}", f"{lag_s:.6f}"))
+
+    def _put(self, row: tuple[object, ...]) -> None:
         with contextlib.suppress(OSError):  # a full disk costs the phases, and not the training
-            self._writer.writerow((phase, update, f"{start_s:.6f}", f"{end_s:.6f}", f"{lag_s:.6f}"))
+            self._writer.writerow(row)
 
 
 @dataclass(frozen=True)
