@@ -54,13 +54,16 @@ def test_an_evaluation_parts_the_training(tmp_path):
     log = PhaseLog(tmp_path / "log", 10)
     with log.span("gate"):
         pass
-    log.step(1, step(time.monotonic()), warmup=False)
+    now_s = time.monotonic()
+    log.step(1, step(now_s - 1), warmup=False)
     with log.span("eval"):
-        before_s = time.monotonic()
-    log.step(2, step(time.monotonic()), warmup=False)
+        time.sleep(0.001)
+        within_s = time.monotonic()
+        time.sleep(0.001)
+    log.step(2, step(now_s + 10), warmup=False)
     log.close()
     phases = Phases.read(tmp_path / "log")
-    assert phases.names[phases.at(before_s)] == "eval"
+    assert phases.names[phases.at(within_s)] == "eval"
     assert [end_s - start_s for start_s, end_s in phases.training] == pytest.approx([0.03, 0.03], abs=2e-6)
     assert "gate" in phases.names
 

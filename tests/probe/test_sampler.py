@@ -171,10 +171,11 @@ def test_a_file_that_cannot_be_written_is_noted(tmp_path):
 def test_a_sampler_that_is_late_is_given_up(segment, gpus, monkeypatch):
     monkeypatch.setattr(driver, "READY_S", 0.5)
     gpus("* init block", names="GPU-a")
+    others = psutil.Process().children()  # what the tests before have left running, such as a resource tracker
     start_s = time.monotonic()
     with Sampler(segment, hz=10, gpus=["GPU-a"]) as sampler:
-        assert time.monotonic() - start_s < 1.5
-        assert psutil.Process().children() == []
+        assert time.monotonic() - start_s < 3
+        assert set(psutil.Process().children()) <= set(others)
     assert sampler.notes[0] == "the sampler was not ready after 0.5 s: there are no samples"
 
 
