@@ -69,7 +69,7 @@ class Probe:
     """What is measured beside the training."""
 
     audit: bool = True  # exact bytes of one un-timed update, by category
-    hz: float = 10.0  # samples of the machine a second, up to 100; 0: none. Of spikes of 60 ms, 10 sees half, 100 all
+    hz: float = 10.0  # samples of the machine a second, up to 100; 0: none. Of spikes of 60 ms, 10 misses a third
 
 
 @dataclass

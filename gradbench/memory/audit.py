@@ -43,24 +43,28 @@ def audit(
     """
     with rng_preserved():
         try:
-            return _late_update(build(), copy.deepcopy(strategy), make_optimizer, loss, accelerator, batch)
+            batch = {key: tensor.to(accelerator.device) for key, tensor in batch.items()}
+            copied = copy.deepcopy(strategy)
+            return late_update(build(), copied, make_optimizer, loss, accelerator, batch, before=batch)
         finally:
             accelerator.free_memory()
 
 
-def _late_update(
+def late_update(
     model: nn.Module,
     strategy: Strategy,
     make_optimizer: MakeOptimizer,
     loss: Loss,
     accelerator: Accelerator,
     batch: Batch,
+    *,
+    before: Batch,
 ) -> UpdateCost:
-    batch = {key: tensor.to(accelerator.device) for key, tensor in batch.items()}
+    """Attach a strategy, let it do `BEFORE` updates on the batch `before`, and look at the next one, on `batch`."""
     tracker = Tracker()
     strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
     for _ in range(BEFORE):
-        strategy.update(batch)
+        strategy.update(before)
     tracker.follow(model, strategy.optimizers, batch)
     with tracker, Flops(lambda: tracker.recomputes) as flops:
         update = strategy.update(batch)

@@ -17,9 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from gradbench.memory.audit import BEFORE
-from gradbench.memory.flops import Flops
-from gradbench.memory.tracker import Tracker
+from gradbench.memory.audit import late_update
 from gradbench.record import Batch, Loss, MakeOptimizer, UpdateCost
 from gradbench.strategy.base import Strategy
 
@@ -39,7 +37,7 @@ def plan(
     accelerator: Accelerator,
     batch: Batch,
 ) -> UpdateCost:
-    """Return the bytes at the peak of an update that follows `BEFORE` others, and its operations.
+    """Return the bytes at the peak of an update that follows some others, as the audit's does, and its operations.
 
     `build` makes the model on whatever is torch's default device, here none. Of `batch` only shapes and types count.
     `accelerator` places nothing (`device_placement=False`). `strategy` is not attached, a copy of it is.
@@ -53,31 +51,13 @@ def plan(
         with FakeTensorMode():
             _imagine(model)
             example = {key: _like(tensor) for key, tensor in batch.items()}
-            return _late_update(model, copy.deepcopy(strategy), make_optimizer, _Uncounted(loss), accelerator, example)
+            few = {key: tensor[:1] for key, tensor in example.items()}  # for optimizers to allocate their state
+            copied, uncounted = copy.deepcopy(strategy), _Uncounted(loss)
+            return late_update(model, copied, make_optimizer, uncounted, accelerator, example, before=few)
     except DataDependentOutputException as error:
         raise Unplannable("what an update does depends on numbers, which a plan does not have") from error
     finally:
         accelerator.free_memory()
-
-
-def _late_update(
-    model: nn.Module,
-    strategy: Strategy,
-    make_optimizer: MakeOptimizer,
-    loss: Loss,
-    accelerator: Accelerator,
-    batch: Batch,
-) -> UpdateCost:
-    """Do as the audit does."""
-    tracker = Tracker()
-    strategy.attach(model, make_optimizer, loss, accelerator, tracker.phase)
-    few = {key: tensor[:1] for key, tensor in batch.items()}
-    for _ in range(BEFORE):
-        strategy.update(few)  # one sample is enough for optimizers to allocate their state
-    tracker.follow(model, strategy.optimizers, batch)
-    with tracker, Flops(lambda: tracker.recomputes) as flops:
-        update = strategy.update(batch)
-    return UpdateCost(tracker.record(DEVICE), update.micro_batches, flops.total, flops.recomputed)
 
 
 class _Uncounted:

@@ -17,7 +17,6 @@ class Recording:
 
     def __init__(self, attempt: Path, hz: float, gpus: Sequence[str] = (), pids: Sequence[int] = ()) -> None:
         """Choose the next number; `pids` are the processes that train together, by default this one."""
-        self.attempt = attempt
         number = 1 + max(numbers(attempt), default=0)
         self.phases = PhaseLog(attempt / PHASES.format(number), hz)
         self._sampler = Sampler(attempt / SAMPLES.format(number), hz=hz, gpus=gpus, pids=pids)
